@@ -132,6 +132,10 @@ class SweepSummary(BaseModel):
     sweep_id: str
     ablation: str
     title: str
+    scale: str | None = Field(default=None, description="The scale of the ablation; null: none.")
+    sets: list[str] = Field(
+        default=[], description="The values of `--set` that decide which runs it has: a variant of the ablation."
+    )
     status: Status
     executor: str
     started_ms: int

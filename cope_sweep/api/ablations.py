@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Question, Scale
+from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets
 from cope_sweep.records import Counts, Progress, Status
 
 MAX_CURVE_ROWS = 1_000
@@ -21,6 +21,14 @@ class ScaleSummary(Answer):
     runs: int
     finished: int
     counts: Counts = {}
+
+
+class VariantSummary(ScaleSummary):
+    """Runs of an ablation that sweeps have trained with other values: `table?set=KEY=VALUE` is about them."""
+
+    scale: str | None
+    sets: list[str] = Field(description="The values of `--set` that decide which runs it has, for `set`.")
+    newest_ms: int | None = Field(description="Time of the last change of one of its runs, in ms since 1970.")
 
 
 class AblationSummary(Answer):
@@ -39,8 +47,14 @@ class AblationSummary(Answer):
     runs: int = 0
     finished: int = 0
     counts: Counts = {}
+    variants: list[VariantSummary] = Field(
+        default=[],
+        description="Runs that were trained with other values (`--set`), as sweeps have recorded them; those with the "
+        "newest runs first. No field above counts them.",
+    )
     newest_ms: int | None = Field(
-        default=None, description="Time of the last change of one of its runs, at any scale, in ms since 1970."
+        default=None,
+        description="Time of the last change of one of its runs, at any scale and of any variant, in ms since 1970.",
     )
     committed: list[str] = Field(
         default=[],
@@ -102,6 +116,7 @@ class GetAblation(Question[AblationDetail]):
 
     name: AblationName
     scale: Scale = None
+    set: Sets = []
 
 
 class MlflowPage(Answer):
@@ -169,6 +184,7 @@ class GetPlan(Question[PlanCost]):
 
     name: AblationName
     scale: Scale = None
+    set: Sets = []
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------------
@@ -247,6 +263,7 @@ class GetCurves(Question[CurvePage]):
         None
     )
     scale: Scale = None
+    set: Sets = []
     offset: Annotated[
         int, Field(ge=0, le=2**31, description="Number of rows to skip: `next` of the previous page.")
     ] = 0
@@ -293,6 +310,7 @@ class ListClaims(Question[list[ClaimResult]]):
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
     scale: Scale = None
+    set: Sets = []
 
 
 QUESTIONS = (ListAblations, GetAblation, GetMlflowPage, GetPlan, GetMissing, GetCurves, ListClaims)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Question, Scale, option
+from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets, option
 
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 FIGURE_FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
@@ -35,6 +35,7 @@ class ListFigures(Question[list[FigureInfo]]):
 
     name: AblationName
     scale: Scale = None
+    set: Sets = []
 
 
 FigureName = Annotated[
@@ -94,6 +95,7 @@ class GetFigure(Question[bytes]):
     log: Log = None
     size: Size = None
     scale: Scale = None
+    set: Sets = []
     format: Annotated[FigureFormat | None, Field(description=f"{CSV} Default: svg.")] = None
 
 

@@ -7,7 +7,7 @@ from string import Formatter
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
@@ -114,6 +114,27 @@ Scale = Annotated[
         metavar="NAME",
         max_length=100,
     ),
+]
+MAX_SETS, MAX_SET_CHARACTERS = 100, 10_000
+"""The most values of `--set` in a request, and the length of each."""
+
+
+def _check_lengths(values: list[str]) -> list[str]:
+    if any(len(value) > MAX_SET_CHARACTERS for value in values):
+        raise ValueError(f"a value has more than {MAX_SET_CHARACTERS:,} characters")
+    return values
+
+
+Sets = Annotated[
+    list[str],
+    *option(
+        "Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, or `seeds=3` for three seeds. With `+`, "
+        "add a value to an axis of its grid, as another row: `+model.position=[cope,fire]`. May be repeated.",
+        "--set",
+        metavar="KEY=VALUE",
+        max_length=MAX_SETS,
+    ),
+    AfterValidator(_check_lengths),  # Typer knows no type of the values of a list but `str`
 ]
 Committed = Annotated[
     bool,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cope_sweep.api.question import MAX_SET_CHARACTERS, MAX_SETS
 from cope_sweep.records import Budget, Status
 
 
@@ -49,6 +50,7 @@ class Body(BaseModel):
 Trainable = Literal["pending", "interrupted", "failed", "stopped"]
 """Statuses of runs that a sweep may train."""
 
+_Sets = Annotated[list[Annotated[UnicodeText, Field(max_length=MAX_SET_CHARACTERS)]], Field(max_length=MAX_SETS)]
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 
 
@@ -69,9 +71,7 @@ class SweepRequest(Body, Budget):
         "of this service. It may not name plugins, files or folders.",
     )
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
-    set: Annotated[list[Annotated[UnicodeText, Field(max_length=10_000)]], Field(max_length=100)] = Field(
-        default=[], description="Replace values of the ablation: `KEY=VALUE`, as with `--set`."
-    )
+    set: _Sets = Field(default=[], description="Replace values of the ablation: `KEY=VALUE`, as with `--set`.")
     only: Annotated[list[Trainable], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
         description="Train only the runs with these statuses. Default: all runs that are neither finished nor stopped "
@@ -106,6 +106,7 @@ class BestOfRow(Body):
     ablation: Annotated[UnicodeText, Field(max_length=200)]
     row: Annotated[UnicodeText, Field(max_length=500, description="The name of the row, as in the table.")]
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
+    set: _Sets = Field(default=[], description="The values of `--set` with which the row was trained: `KEY=VALUE`.")
 
 
 class PerplexityRequest(Body):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import BaseModel, Field
 
-from cope_sweep.api.question import Answer, Question, RunIdOrPrefix, Scale, option
+from cope_sweep.api.question import Answer, Question, RunIdOrPrefix, Scale, Sets, option
 from cope_sweep.records import RunPage, RunRecord, Status
 
 RUN_PREFIX = re.compile(r"[0-9a-f]{4,15}")
@@ -71,6 +71,7 @@ class RunFilter(BaseModel):
     sweep: OfSweep = None
     ablation: OfAblation = None
     scale: Scale = None
+    set: Sets = []
     sort: SortRuns = "run_id"
     descending: Descending = False
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Question, Scale, option
+from cope_sweep.api.question import AblationName, Question, Scale, Sets, option
 
 TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 ReportFormat = Literal["html", "markdown"]
@@ -63,6 +63,7 @@ class GetTable(Question[bytes]):
     name: AblationName
     format: Annotated[TableFormat | None, Field(description="Default: json.")] = None
     scale: Scale = None
+    set: Sets = []
     compare: Compare = None
     sort: SortRows = None
     top: Top = None
@@ -84,6 +85,7 @@ class GetReport(Question[bytes]):
     name: AblationName
     format: Annotated[ReportFormat | None, Field(description="Default: html.")] = None
     scale: Scale = None
+    set: Sets = []
 
 
 QUESTIONS = (GetTable, GetReport)

@@ -25,7 +25,7 @@ from cope_sweep.api.figures import (
     Size,
     X,
 )
-from cope_sweep.api.question import Committed, Scale
+from cope_sweep.api.question import Committed, Scale, Sets
 from cope_sweep.api.tables import (
     Caption,
     Compare,
@@ -49,7 +49,6 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     OutputOpt,
-    Sets,
     StoreOpt,
     read_text_options,
 )
@@ -123,13 +122,13 @@ def table(
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables import FORMATS as TABLES
 
-    queries = open_queries(store, index, ablations, sets, committed=committed)
+    queries = open_queries(store, index, ablations, committed=committed)
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     default: TableFormat = "terminal" if output is None else "markdown"
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
     question = GetTable.model_construct(
-        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, top=top, runs=runs,
-        stars=stars, group=group, caption=caption, label=label, notes=notes,
+        name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
+        runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
     )  # fmt: skip
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))
@@ -181,12 +180,12 @@ def report(
     """
     from cope_sweep.cli.files import open_queries
 
-    queries = open_queries(store, index, ablations, sets)
+    queries = open_queries(store, index, ablations)
     if out is None:
         if compare is not None or as_json:
             raise UserError("--compare and --json need --out DIR", code="missing_option", option="--out")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
-        question = GetReport.model_construct(name=ablation, scale=scale, format=chosen)
+        question = GetReport.model_construct(name=ablation, scale=scale, set=sets, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
     if output is not None or file_format is not None:
@@ -198,7 +197,7 @@ def report(
     from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
 
     with writing_to(out, "--out"):
-        paths = write_evidence(evidence(queries.results(ablation, scale), compare), out)
+        paths = write_evidence(evidence(queries.results(ablation, scale, sets), compare), out)
     if as_json:
         print_json({"files": [str(path) for path in paths]})
     else:
@@ -315,7 +314,7 @@ def figure(
     from cope_sweep.cli.files import find_run_id, open_queries
     from cope_sweep.read.figures.available import available_figures
 
-    queries = open_queries(store, index, ablations, sets)
+    queries = open_queries(store, index, ablations)
     name = find_run_id(queries, ablation)
     selected: dict[str, Any] = {"metric": metric, "x": x, "panels": panels, "row": row, "log": log}
     selects = any(value not in (None, []) for value in selected.values())
@@ -323,7 +322,7 @@ def figure(
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
     if not (is_checkpoint or selects) and kind in (None, "maps"):
-        declared = [figure.name for figure in available_figures(queries.load(name, scale)) if figure.declared]
+        declared = [figure.name for figure in available_figures(queries.load(name, scale, sets)) if figure.declared]
     wanted = [kind] if kind else declared or ["curves"]
     of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
     if of_heads:
@@ -348,7 +347,7 @@ def figure(
             file.write(maps.render(chosen))
             return
         question = GetFigure.model_construct(
-            name=name, figure=figure, scale=scale, format=chosen, size=figure_size, **selected,
+            name=name, figure=figure, scale=scale, set=sets, format=chosen, size=figure_size, **selected,
         )  # fmt: skip
         file.write(queries.figure(question, style))
 
@@ -367,7 +366,7 @@ def figure(
         from cope_sweep.read.figures.figure import Figure, inches  # matplotlib
 
         wanted_size = inches(figure_size)
-        data = maps_config.of_checkpoint(_checkpoint(queries, name, scale, row, seed), typed_text)
+        data = maps_config.of_checkpoint(_checkpoint(queries, name, scale, sets, row, seed), typed_text)
         maps = Figure("maps", data.title, data, wanted_size, style)
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, figure=wanted[0]))
@@ -419,12 +418,15 @@ def _pairs(heads: list[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _checkpoint(queries: Queries, name: str, scale: str | None, rows: Sequence[str], seed: int | None) -> Path:
+def _checkpoint(
+    queries: Queries, name: str, scale: str | None, sets: Sequence[str], rows: Sequence[str], seed: int | None
+) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
     from cope_sweep.cli.files import find_checkpoint
     from cope_sweep.read.queries import finished_run
 
     if _is_checkpoint(name):
         return find_checkpoint(queries.store, name)
-    run = finished_run(queries.load(name, scale), queries.store, rows, seed)
+    plan = queries.load(name, scale, sets)
+    run = finished_run(plan, queries.store, rows, seed, lambda: queries.other_values(plan))
     return queries.store.run(run.run_id).fetch_checkpoint()

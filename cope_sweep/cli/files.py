@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,8 @@ class NamedFiles(AblationFiles):
 
     IMPORTS_RECORDED = True
 
-    def __init__(self, folder: Path, sets: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._sets = sets
         self._are_sets_explained = False
         """Whether it was printed what `--set` did to seeds and axes."""
         self._noted: set[str] = set()
@@ -42,39 +42,46 @@ class NamedFiles(AblationFiles):
             name, self.folder, "choose the folder with --ablations"
         )
 
-    def load(self, name: str, scale: str | None = None) -> Plan:
+    def load(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
         """The plan of an ablation at a scale, with `--set`; cached if there is none. Raises UserError."""
         typed = [name]
         if self.folder != ablations_folder() and not names_a_file(name):
             typed += ["--ablations", str(self.folder)]
-        if typed == [name] and not self._sets and self.folder.is_dir() and name in self.files():
+        if typed == [name] and not sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
-        loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
+        loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(sets))
         plan = expand(replace(loaded, typed=tuple(typed)))
-        if not self._are_sets_explained:
+        if sets and not self._are_sets_explained:
             self._are_sets_explained = True
-            self._explain_sets(plan)
+            self._explain_sets(plan, sets)
         return plan
 
-    def _explain_sets(self, plan: Plan) -> None:
+    def _explain_sets(self, plan: Plan, sets: Sequence[str]) -> None:
         """Print the seeds that `--set` chose, and the axes whose values it changed."""
         content, console = plan.ablation.content, make_console(stderr=True)
-        if any(assignment.startswith("seeds=") for assignment in self._sets):
+        if any(assignment.startswith("seeds=") for assignment in sets):
             seeds, rows = content.row_seeds, plan.samples if plan.search else len(plan.rows)
             text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
             console.print(text, highlight=False, soft_wrap=True)
-        for assignment, axis, number in changed_axes(plan.ablation, self._sets):
+        for assignment, axis, number in changed_axes(plan.ablation, sets):
             text = f"--set {assignment} applies to all {number} values of the axis {axis}"
             console.print(f"[yellow]note:[/yellow] {escaped(text)}", highlight=False, soft_wrap=True)
 
-    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None) -> Plan:
+    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
         """The plan of an ablation that is in no file, with the values of `--set`. A note says where it is from."""
         loaded = recorded.ablation
         if loaded.name not in self._noted:
             self._noted.add(loaded.name)
             text = f"{self.folder} has no file {loaded.name}.yaml: this is the ablation of sweep {recorded.sweep_id}"
             make_console(stderr=True).print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True, highlight=False)
-        return expand(with_overrides(loaded, scale=scale, assignments=list(self._sets)))
+        return expand(with_overrides(loaded, scale=scale, assignments=list(sets)))
+
+    @staticmethod
+    def written(scale: str | None, sets: Sequence[str]) -> str:
+        """A scale and values of `--set` as options: `--scale small --set train.steps=100`."""
+        return shlex.join(
+            [*(["--scale", scale] if scale else []), *(word for text in sets for word in ("--set", text))]
+        )
 
     def places(self, run_id: str) -> list[Place]:
         """No places: the plans of all files take too long."""
@@ -98,32 +105,22 @@ def open_store(store: str, index: str | None, *, create: bool = False) -> Store:
     return opened
 
 
-def open_queries(
-    store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, committed: bool = False
-) -> Queries:
-    """Answers questions about a store and ablation files, with the values of `--set`.
+def open_queries(store: str, index: str | None, ablations: Path, *, committed: bool = False) -> Queries:
+    """Answers questions about a store and ablation files.
 
     Args:
         store: The value of `--store`.
         index: The value of `--index`.
         ablations: The value of `--ablations`.
-        sets: The values of `--set`.
         committed: `--committed`: the store is the folder of results beside the ablation files.
 
-    Raises UserError for `--set` with a folder of results, StoreError.
+    Raises StoreError.
     """
     if committed:
         opened: Store = ParquetStore(ablations / RESULTS)
     else:
         opened = stores.open_store(store, index=index, on_indexing=indexing_bar())
-    if sets and opened.read_only:
-        shown = "--committed" if committed else "--store"
-        raise UserError(
-            f"{shown}: a folder of results shows its runs as they are; leave out --set",
-            code="conflicting_options",
-            options=[shown, "--set"],
-        )
-    return Queries(opened, NamedFiles(ablations, sets))
+    return Queries(opened, NamedFiles(ablations))
 
 
 def find_run_id(queries: Queries, text: str) -> str:
@@ -136,13 +133,13 @@ def find_run_id(queries: Queries, text: str) -> str:
     return queries.run_id(text)
 
 
-def find_one_run(queries: Queries, text: str, scale: str | None = None) -> str:
+def find_one_run(queries: Queries, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
     """The id of the run that a text names: its id, the first digits of it, or `ABLATION/ROW`. Raises UserError."""
-    run_id = queries.run_id(text, scale)
+    run_id = queries.run_id(text, scale, sets)
     if RUN_ID.fullmatch(run_id):
         return run_id
     try:
-        plan = queries.planned(text, scale)
+        plan = queries.planned(text, scale, sets)
     except NotFoundError:
         raise no_run(queries.store, text) from None
     rows = [row.name for row in plan.rows]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -62,6 +62,7 @@ def perplexity(
         of_windows(help="Tokens from the start of one window to the next, 1 … context. Default: disjoint windows."),
     ] = None,
     scale: Scale = None,
+    sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -95,7 +96,7 @@ def perplexity(
 
     text_or_tokens = read_text_options(text, file) if is_text else _sequences(tokens, file)
     # Before the import of torch, which takes seconds.
-    folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale)
+    folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale, sets)
     from cope_sweep.cli.probing import score_checkpoint
 
     values = score_checkpoint(folder, text_or_tokens, context, stride)
@@ -116,7 +117,7 @@ def perplexity(
     make_console().print(line, soft_wrap=True)
 
 
-def _checkpoint(named: str, queries: Queries, scale: str | None) -> Path:
+def _checkpoint(named: str, queries: Queries, scale: str | None, sets: Sequence[str]) -> Path:
     """The checkpoint of a run (named by id, first digits or row), or the folder that was named.
 
     Raises UserError.
@@ -125,7 +126,7 @@ def _checkpoint(named: str, queries: Queries, scale: str | None) -> Path:
 
     if Path(named).exists():
         return Path(named)
-    return find_checkpoint(queries.store, find_one_run(queries, named, scale))
+    return find_checkpoint(queries.store, find_one_run(queries, named, scale, sets))
 
 
 def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
@@ -196,6 +197,7 @@ def probe(
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
     scale: Scale = None,
+    sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     as_json: JsonOpt = False,
@@ -226,7 +228,7 @@ def probe(
     ids = None if tokens is None else token_ids(tokens)
     typed = None if text is None and file is None else read_text_options(text, file)
     # Before the import of torch, which takes seconds.
-    folder = _checkpoint(run_or_folder, open_queries(store, None, ablations), scale)
+    folder = _checkpoint(run_or_folder, open_queries(store, None, ablations), scale, sets)
     from cope_sweep.cli.probing import probe_checkpoint
 
     encodings, statistics = probe_checkpoint(

@@ -82,15 +82,6 @@ IndexOpt = Annotated[
         "whole URL into the environment variable. Default: SQLite in the store.",
     ),
 ]
-Sets = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, or `seeds=3` for three seeds. With `+`, "
-        "add a value to an axis of its grid, as another row: `+model.position=[cope,fire]`. May be repeated.",
-    ),
-]
 Rows = Annotated[
     list[str],
     typer.Option(

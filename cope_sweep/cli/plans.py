@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cope_sweep.api.ablations import ListAblations
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -16,7 +16,6 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     Rows,
-    Sets,
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
@@ -36,7 +35,7 @@ def list_ablations(
 
     Example: `cope-sweep list`
     """
-    from cope_sweep.cli.files import open_queries
+    from cope_sweep.cli.files import NamedFiles, open_queries
 
     try:
         entries = open_queries(store, index, ablations).ask(ListAblations())
@@ -62,12 +61,18 @@ def list_ablations(
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
             finished = f"{entry.finished}/{entry.runs}"
             scales = [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
+            scales += [
+                f"{NamedFiles.written(variant.scale, variant.sets)} {variant.finished}/{variant.runs}"
+                for variant in entry.variants
+            ]
             table.add_row(*map(escaped, (entry.name, entry.title, *more, finished, ", ".join(scales), other_counts)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
-    none_at_scales = not any(at_scale.finished for entry in entries for at_scale in entry.at_scales.values())
+    none_at_scales = not any(
+        part.finished for entry in entries for part in [*entry.at_scales.values(), *entry.variants]
+    )
     print_table(table, [*["others"] * no_others, "reproduces", "rows × seeds", *["at scales"] * none_at_scales])
     finished_runs = sum(
-        entry.finished + sum(at_scale.finished for at_scale in entry.at_scales.values()) for entry in entries
+        sum(part.finished for part in (entry, *entry.at_scales.values(), *entry.variants)) for entry in entries
     )
     with_results = [entry.name for entry in entries if len(entry.committed) == 1]
     with_results.sort(key="quickstart".__ne__)
@@ -106,8 +111,8 @@ def plan(
     from cope_sweep.config.rows import only_rows
     from cope_sweep.read.queries import plan_cost
 
-    queries = open_queries(store, index, ablations, sets)
-    planned, opened = only_rows(queries.planned(ablation, scale), rows), queries.store
+    queries = open_queries(store, index, ablations)
+    planned, opened = only_rows(queries.planned(ablation, scale, sets), rows), queries.store
     check_places(planned)
     if attention:
         _show_attention(planned, as_json=as_json)

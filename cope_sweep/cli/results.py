@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.api.runs import DiffSide, GetDiff
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -15,7 +15,6 @@ from cope_sweep.cli.options import (
     AblationsDir,
     IndexOpt,
     JsonOpt,
-    Sets,
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
@@ -147,14 +146,13 @@ def best(
             options=["--yaml", "--json"],
         )
     from cope_sweep.cli.files import open_queries
-    from cope_sweep.read.tables import read_results
     from cope_sweep.read.tables.best import rank_rows, yaml_of_best
     from cope_sweep.store.index.database import sqlite_url
     from cope_sweep.store.store import STUDY_FILE
 
-    queries = open_queries(store, index, ablations, sets)
-    planned, opened = queries.load(ablation, scale), queries.store
-    results = read_results(planned, opened)
+    queries = open_queries(store, index, ablations)
+    results = queries.results(ablation, scale, sets)
+    planned, opened = results.plan, results.store
     ranking = rank_rows(results, metric)
     if as_yaml:
         standard_output().write(yaml_of_best(ranking))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from cope_sweep.api.ablations import RunCost
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.api.runs import (
     STATUS,
     Descending,
@@ -45,14 +45,14 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     RunStatus,
-    Sets,
     StoreOpt,
 )
-from cope_sweep.cli.output import counts_text, escaped, grid, make_console, print_json, print_table, save
+from cope_sweep.cli.output import counts_text, escaped, grid, make_console, print_json, print_table, save, with_columns
 from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
 if TYPE_CHECKING:
+    from cope_sweep.config import Plan
     from cope_sweep.read.queries import Queries
     from cope_sweep.store import RunRecord
 
@@ -98,7 +98,7 @@ def status(
     from cope_sweep.store.artifacts import RUN_ID
     from cope_sweep.store.index import IndexUnavailable
 
-    queries = open_queries(store, index, ablations, sets)
+    queries = open_queries(store, index, ablations)
     with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
         queries.store.end_expired()
     if target is None:
@@ -110,11 +110,25 @@ def status(
     elif SWEEP_ID.fullmatch(name):
         _show_sweep(queries, name, as_json=as_json)
     else:
-        costs = plan_cost(queries.planned(name, scale), queries.store)
-        print_json(costs) if as_json else _print_runs(costs.runs)
+        planned = queries.planned(name, scale, sets)
+        costs = plan_cost(planned, queries.store)
+        if as_json:
+            print_json(costs)
+            return
+        _print_runs(costs.runs)
+        if not costs.finished:
+            _print_other_values(queries, planned)
+
+
+def _print_other_values(queries: Queries, plan: Plan) -> None:
+    """Say which other values finished runs of the ablation have, if there are any."""
+    if others := queries.other_values(plan):
+        make_console().print(escaped(others), soft_wrap=True, highlight=False)
 
 
 def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
+    from cope_sweep.cli.files import NamedFiles
+
     page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
     oldest_first = page.sweeps[::-1]
     if as_json:
@@ -126,13 +140,14 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
             escaped(f"no sweeps in the store {queries.store.location}; start one with: cope-sweep run quickstart")
         )
         return
-    table = grid("sweep", "ablation", "status", "executor", "runs")
+    table = grid("sweep", "ablation", "values", "status", "executor", "runs")
     for sweep in oldest_first:
-        cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, counts_text(sweep.counts))
+        values = NamedFiles.written(sweep.scale, sweep.sets)
+        cells = (sweep.sweep_id, sweep.ablation, values, sweep.status, sweep.executor, counts_text(sweep.counts))
         table.add_row(*map(escaped, cells))
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
-    print_table(table)
+    print_table(with_columns(table, lambda column: column.header != "values" or any(column.cells)))
 
 
 def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
@@ -238,6 +253,7 @@ def runs(
     sweep: OfSweep = None,
     ablation: OfAblation = None,
     scale: Scale = None,
+    sets: Sets = [],
     sort: SortRuns = "run_id",
     descending: Descending = False,
     limit: Limit = 100,
@@ -268,7 +284,7 @@ def runs(
     queries = open_queries(store, index, ablations)
     selected: dict[str, Any] = {
         "filter": conditions, "search": search, "status": list(map(str, status)), "sweep": sweep,
-        "ablation": ablation, "scale": scale, "sort": sort, "descending": descending,
+        "ablation": ablation, "scale": scale, "set": sets, "sort": sort, "descending": descending,
     }  # fmt: skip
     if export is not None or output is not None:
         _export(queries, selected, export, output, curves=curves)
@@ -284,6 +300,8 @@ def runs(
         print_json(page)
         return
     _print_page(queries, page.runs)
+    if ablation is not None and all(run.status == "pending" for run in page.runs):
+        _print_other_values(queries, queries.planned(ablation, scale, sets))
     if page.total > len(page.runs):
         first, last = min(offset + 1, page.total), offset + len(page.runs)
         make_console().print(f"runs {first} to {last} of {page.total}; use --limit and --offset to see others")

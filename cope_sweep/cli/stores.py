@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -20,7 +20,6 @@ from cope_sweep.cli.options import (
     JsonOpt,
     MlflowOpt,
     PlainGroup,
-    Sets,
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
@@ -136,14 +135,14 @@ def copy(
     from cope_sweep.store import ParquetStore
     from cope_sweep.store.results_file import is_results
 
-    queries, target = open_queries(store, index, ablations, sets), ParquetStore(to)
+    queries, target = open_queries(store, index, ablations), ParquetStore(to)
     if to.exists() and any(to.iterdir()) and not is_results(to):
         raise UserError(
             f"{to} is not a folder of results; name one that `cope-sweep report --out` has written, or a new one",
             code="no_results",
             folder=str(to),
         )
-    plan = recorded_plan(queries.load(ablation, scale), target)  # with the `--set` of the results there
+    plan = recorded_plan(queries.load(ablation, scale, sets), target)  # with the `--set` of the results there
     with writing_to(to, "--to"):
         done = copy_runs(read_results(plan, queries.store), target)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.api.question import Scale
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.cli.options import (
     ABLATION_HELP,
     ABLATIONS,
@@ -26,7 +26,6 @@ from cope_sweep.cli.options import (
     OptionalAblationArg,
     RayAddressOpt,
     Rows,
-    Sets,
     StoreOpt,
     TimeBudgetOpt,
     seconds_in,
@@ -248,7 +247,7 @@ def submit(
     from cope_sweep.cli.training import submit_ablation
 
     submit_ablation(
-        NamedFiles(working_dir / ABLATIONS, sets), ablation, scale, sets, rows, limits, address=address, store=store,
+        NamedFiles(working_dir / ABLATIONS), ablation, scale, sets, rows, limits, address=address, store=store,
         index=index, mlflow=mlflow, working_dir=working_dir, follow=follow, as_json=as_json,
     )  # fmt: skip
 

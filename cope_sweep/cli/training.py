@@ -98,9 +98,9 @@ def train_ablation(
             code="temporary_store",
             store=str(root),
         )
-    files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
-    queries = Queries(options.open_store(), files)
-    plan, file_text = only_rows(queries.planned(ablation, scale), rows), queries.text(ablation)
+    queries = Queries(options.open_store(), NamedFiles(options.ablations))
+    assignments = [*sets, TO_THE_END] if to_the_end else sets
+    plan, file_text = only_rows(queries.planned(ablation, scale, assignments), rows), queries.text(ablation)
     store = options.open_store(create=True)
     _train(plan, store, options, file_text=file_text, leave_out=leave_out, budget=Budget(**limits))
 
@@ -274,7 +274,7 @@ def submit_ablation(
 
     `files` are the ablations of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
     """
-    plan = files.load(ablation, scale)  # a faulty file fails here, not on the cluster
+    plan = files.load(ablation, scale, sets)  # a faulty file fails here, not on the cluster
     is_here = _host(address) in LOOPBACK
     if store is None:
         if not is_here:

@@ -7,7 +7,7 @@ keys, such as `seeds` or `metrics`, and axes of a scale replace those of the fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,8 @@ MAX_SEEDS = 10_000
 """The greatest number in `--set seeds=…`."""
 ADDS = "+"
 """Begins an assignment that adds a value to an axis."""
+SAME_RUNS = ("metrics", "primary", "schedule", "resources")
+"""Keys that do not decide which runs there are: what is shown of them, when they stop, and where they are trained."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
 
@@ -75,6 +77,17 @@ def with_overrides(
         assignments=(*loaded.assignments, *assignments),
         unchanged=loaded.unchanged or loaded.source,
     )
+
+
+def variant_of(assignments: Iterable[str]) -> list[str]:
+    """The assignments that decide which runs an ablation has. Of several of one key, the last one counts."""
+    kept: dict[str, str] = {}
+    for assignment in assignments:
+        key = assignment.partition("=")[0]
+        if key.partition(".")[0] not in SAME_RUNS:
+            kept.pop(key, None)
+            kept[assignment if key.startswith(ADDS) else key] = assignment
+    return list(kept.values())
 
 
 def changed_axes(loaded: LoadedAblation, assignments: Sequence[str]) -> list[tuple[str, str, int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from cope_sweep.config.overrides import variant_of
 from cope_sweep.frozen import Frozen
 from cope_sweep.records import Status, SweepSummary
 from cope_sweep.redaction import redacted_command, redacted_value
@@ -37,6 +39,9 @@ class SweepRecord(Frozen):
     executor: str
     command: Annotated[list[str], AfterValidator(redacted_command)]
     """Without secrets, also where an older version has recorded them."""
+    scale: str | None = None
+    sets: list[str] = Field(default=[])
+    """`KEY=VALUE`, as after `--set`."""
     status: Status
     started_ms: int
     ended_ms: int | None = None
@@ -56,9 +61,9 @@ class SweepRecord(Frozen):
     @property
     def summary(self) -> SweepSummary:
         """Its summary in the index."""
-        fields = {"sweep_id", "ablation", "title", "status", "executor", "started_ms", "ended_ms"}
+        fields = {"sweep_id", "ablation", "title", "scale", "status", "executor", "started_ms", "ended_ms"}
         same = self.model_dump(include=fields)
-        return SweepSummary(**same, runs=len(self.runs), reused=len(self.reused))
+        return SweepSummary(**same, sets=variant_of(self.sets), runs=len(self.runs), reused=len(self.reused))
 
 
 def parse_sweep(content: bytes, name: str) -> SweepRecord:
@@ -66,6 +71,9 @@ def parse_sweep(content: bytes, name: str) -> SweepRecord:
     document = parse_json(content, name)
     for key in ("table", "mlflow"):  # records of older versions have the table at the end, and whether MLflow has it
         document.pop(key, None)
+    if "sets" not in document:  # of older versions: only the command says them
+        command = document.get("command")
+        document |= _values_of(command if isinstance(command, list) else [])
     try:
         return SweepRecord.model_validate(document)
     except ValidationError as error:
@@ -79,3 +87,14 @@ def sweep_members(record: SweepRecord) -> list[dict[str, Any]]:
     """The runs of a sweep as the index keeps them, in order."""
     reused = set(record.reused)
     return [{**run.model_dump(), "reused": run.run_id in reused} for run in record.runs]
+
+
+def _values_of(command: list[Any]) -> dict[str, Any]:
+    """The scale and the values of `--set` on a command line."""
+    values: dict[str, list[str]] = {"--scale": [], "--set": []}
+    words = list(map(str, command))
+    for word, following in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option in values and (equals or following):
+            values[option].append(value if equals else following)
+    return {"scale": values["--scale"][-1] if values["--scale"] else None, "sets": values["--set"]}

@@ -472,6 +472,8 @@ def initial_record(
         data=plan.ablation.data,
         executor=executor_name,
         command=submission.command if submission else [Path(sys.argv[0]).name, *sys.argv[1:]],
+        scale=plan.ablation.scale,
+        sets=list(plan.ablation.assignments),
         status="running",
         started_ms=int(time.time() * 1000),
         git_commit=(submission.git_commit if submission else None) or git_commit(),

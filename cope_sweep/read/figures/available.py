@@ -6,6 +6,7 @@ This module imports neither pandas, matplotlib nor torch.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, urlencode
@@ -27,7 +28,7 @@ MAX_ROWS = 300
 Tables in reports have this many rows at most."""
 
 
-def available_figures(plan: Plan) -> list[FigureInfo]:
+def available_figures(plan: Plan, sets: Sequence[str] = ()) -> list[FigureInfo]:
     """The figures of a plan: the declared ones in the order of the file, then those that any ablation has."""
     declared = {figure.name: figure.figure for figure in declared_figures(plan)}
     figures: list[tuple[str, str, str]] = [(name, figure.kind, figure.title) for name, figure in declared.items()]
@@ -41,18 +42,22 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
     return [
         FigureInfo(
             name=name, title=title or FIGURES[kind].SHOWS, kind=kind, declared=name in declared,
-            formats=list(FIGURE_FORMATS), url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name)}",
+            formats=list(FIGURE_FORMATS),
+            url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name, sets)}",
         )
         for name, kind, title in figures
     ]  # fmt: skip
 
 
-def figure_path(plan: Plan, name: str, **parameters: str) -> str:
-    """The path of a plan's figure on a service, relative to the paths of its table and report."""
-    if plan.ablation.scale:
-        parameters["scale"] = plan.ablation.scale
+def figure_path(plan: Plan, name: str, sets: Sequence[str] = (), **parameters: str) -> str:
+    """The path of a plan's figure on a service, relative to the paths of its table and report.
+
+    `sets` are the values of `set` in the request.
+    """
+    scale = plan.ablation.scale
+    query = [*parameters.items(), *([("scale", scale)] if scale else []), *(("set", value) for value in sets)]
     path = f"figures/{quote(name)}"
-    return f"{path}?{urlencode(parameters)}" if parameters else path
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def draw_figure(results: Results, question: GetFigure, style: str | None = None) -> Figure:

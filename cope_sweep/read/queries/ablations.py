@@ -10,13 +10,17 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlencode
+
+from cachetools import LRUCache
 
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import SUFFIXES
+from cope_sweep.config.paths import check_paths
 from cope_sweep.config.source import spelled_as
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.recorded import RecordedAblation
@@ -27,6 +31,11 @@ RESULTS = "results"
 """The folder beside the ablation files that has their results: a store that is only read."""
 SETTLED_NS = 100_000_000
 """If a folder's last change is older than this, its next change is sure to get a different modification time."""
+
+MAX_VARIANTS = 16
+"""Plans with values of `--set` that are kept."""
+VariantKey = tuple[str, str | None, tuple[str, ...]]
+"""Name, scale and values of `--set`."""
 
 FileStamp = tuple[str, int, int]
 """Path, modification time and size; the last two are −1 for a missing file."""
@@ -69,6 +78,9 @@ class AblationFiles:
         self._error_text = error_text
         self._max_runs = max_runs
         self._plans: dict[tuple[str, str | None], CachedPlan] = {}
+        self._variants: LRUCache[VariantKey, tuple[Plan, Plan]] = LRUCache(MAX_VARIANTS)
+        """The plan of a file, and that plan with values of `--set`, which clients choose: only the latest are kept."""
+        self._variants_lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._listed: tuple[int, dict[str, Path]] | None = None
 
@@ -97,8 +109,13 @@ class AblationFiles:
             )
         return files[name]
 
-    def load(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale. Raises NotFoundError, QueryError (the scale), SpecError (the file)."""
+    def load(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
+        """The plan of an ablation at a scale, with values of `--set`.
+
+        Raises NotFoundError, QueryError (the scale, the values), SpecError (the file).
+        """
+        if sets:
+            return self._variant(self.load(name).ablation, self.load(name, scale), sets)
         path = self.file(name)
         cached = self._cached(name, scale, path)
         if cached is None:
@@ -108,10 +125,40 @@ class AblationFiles:
             raise copy.copy(cached[1])  # a copy: every thread that raises an error adds its frames to it
         return cached[1]
 
-    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None) -> Plan:
-        """The plan of an ablation without a file, at a scale. Raises QueryError (the scale), SpecError."""
+    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
+        """The plan of an ablation without a file, at a scale, with values of `--set`.
+
+        Raises QueryError (the scale, the values), SpecError.
+        """
         _check_scale(recorded.ablation, scale)
-        return expand(with_overrides(recorded.ablation, scale=scale), max_runs=self._max_runs)
+        plan = expand(with_overrides(recorded.ablation, scale=scale), max_runs=self._max_runs)
+        return self._variant(recorded.ablation, plan, sets) if sets else plan
+
+    @staticmethod
+    def written(scale: str | None, sets: Sequence[str]) -> str:
+        """A scale and values of `--set` as parameters of a request: `scale=small&set=train.steps=100`."""
+        return urlencode([*([("scale", scale)] if scale else []), *(("set", text) for text in sets)], safe="=[],.+")
+
+    def _variant(self, ablation: LoadedAblation, plan: Plan, sets: Sequence[str]) -> Plan:
+        """The plan with the values of a client, cached. `ablation` is that of `plan` before its scale."""
+        key = plan.name, plan.ablation.scale, tuple(sets)
+        with self._variants_lock:
+            cached = self._variants.get(key)
+        if cached is not None and cached[0] is plan:  # else its file has changed
+            return cached[1]
+        try:
+            changed = with_overrides(ablation, scale=plan.ablation.scale, assignments=sets)
+            variant = expand(changed, max_runs=self._max_runs)
+            check_paths(variant, plan)
+            variant.row_of("")
+        except SpecError as error:
+            data = error.shown_data(self._error_text)
+            raise QueryError(self._error_text(str(error)), code=error.code, **data) from error
+        except RecursionError as error:
+            raise QueryError("set: a value is nested too deeply; use fewer levels", code="too_large") from error
+        with self._variants_lock:
+            self._variants[key] = plan, variant
+        return variant
 
     def committed(self, name: str) -> list[str]:
         """The scales of an ablation with results beside the files; "" means: without a scale."""

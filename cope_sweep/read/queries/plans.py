@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,8 +55,13 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
     return plan_of_recorded(plan.ablation, store.index.recorded_rows(plan.name))
 
 
-def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None) -> RunSpec:
-    """The first finished run of these rows (empty: of any row) and this seed (None: any). Raises UserError."""
+def finished_run(
+    plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None, other_values: Callable[[], str] = str
+) -> RunSpec:
+    """The first finished run of these rows (empty: of any row) and this seed (None: any). Raises UserError.
+
+    `other_values` says for the message what `Queries.other_values` says.
+    """
     candidates = []
     for name in rows:
         matching_rows = find_rows(plan, name)
@@ -73,7 +78,7 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
     which = (f" with seed {seed}" if seed is not None else "") + (f" of {', '.join(rows)}" if rows else "")
     raise UserError(
         f"no run{which} of {plan.name} is finished in the store {store.location}; train it with: "
-        f"{training_command(plan, store)}",
+        f"{training_command(plan, store)}{_clause(other_values())}",
         code="not_finished",
         ablation=plan.name,
         rows=list(rows),
@@ -81,8 +86,10 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
     )
 
 
-def best_of_row(plan: Plan, store: Store, row: str) -> str:
+def best_of_row(plan: Plan, store: Store, row: str, other_values: Callable[[], str] = str) -> str:
     """The id of the row's finished run with the best value of the primary metric.
+
+    `other_values` says for the message what `Queries.other_values` says.
 
     Raises NotFoundError for an unknown row, NotFinishedError if no run is finished.
     """
@@ -103,13 +110,17 @@ def best_of_row(plan: Plan, store: Store, row: str) -> str:
         hint = f"; its scales are {', '.join(others)}" if others else ""
         raise NotFinishedError(
             f"{name}: no finished run of the row {row!r} has the metric {metric.name}; train it with: "
-            f"{training_command(plan, store)}{hint}",
+            f"{training_command(plan, store)}{hint}{_clause(other_values())}",
             ablation=plan.name,
             row=row,
             metric=metric.name,
         )
     choose = min if metric.goal == "min" else max
     return choose(sorted(values), key=values.__getitem__)
+
+
+def _clause(text: str) -> str:
+    return f"; {text}" if text else ""
 
 
 def plan_cost(

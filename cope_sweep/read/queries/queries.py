@@ -33,6 +33,7 @@ from cope_sweep.api.ablations import (
     PlannedRow,
     PlannedRun,
     ScaleSummary,
+    VariantSummary,
 )
 from cope_sweep.api.figures import FigureInfo, GetFigure, ListFigures
 from cope_sweep.api.question import Question
@@ -51,8 +52,9 @@ from cope_sweep.api.runs import (
 )
 from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepMember
 from cope_sweep.api.tables import GetReport, GetTable
-from cope_sweep.config import Plan, SpecError
+from cope_sweep.config import LoadedAblation, Plan, SpecError, with_overrides
 from cope_sweep.config.filters import parse_filter
+from cope_sweep.config.overrides import variant_of
 from cope_sweep.errors import FigureError, NotFinishedError, NotFoundError
 from cope_sweep.read.figures.available import (
     available_figures,
@@ -84,6 +86,7 @@ from cope_sweep.store import (
     SweepSummary,
 )
 from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import Variant
 from cope_sweep.store.store import MEMORY
 from cope_sweep.tracking.page import mlflow_experiment_page
 
@@ -91,6 +94,10 @@ A = TypeVar("A")
 
 MAX_RECORDED = 200
 """Maximum number of ablations without a file that are listed, those with the newest sweeps."""
+MAX_SHOWN_VARIANTS = 3
+"""Variants of an ablation that a message names."""
+MAX_VARIANTS = 50
+"""Maximum number of variants of an ablation that are listed, those with the newest runs."""
 ROW_OF_ABLATION = re.compile(r"(?P<ablation>.+?\.ya?ml|[^/.][^/]*)/(?P<row>.+)")
 """`ABLATION/ROW`: the name or path of an ablation, and one of its rows."""
 
@@ -155,19 +162,29 @@ class Queries:
         """The answer, by the method below whose parameter has the question's type."""
         raise TypeError(f"{type(question).__name__} has no answer here")
 
-    def load(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale, with the rows that its search has suggested in earlier sweeps."""
-        return recorded_plan(self.planned(name, scale), self.store)
+    def load(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
+        """The plan of an ablation, as `planned`, with the rows that its search has suggested in earlier sweeps."""
+        return recorded_plan(self.planned(name, scale, sets), self.store)
 
-    def planned(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale, from its file, or else from the newest sweep that has recorded it."""
+    def planned(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
+        """The plan of an ablation at a scale, with values of `--set`.
+
+        It is made from its file, or else from the newest sweep that has recorded it. Raises QueryError for values of
+        `--set` with a folder of results.
+        """
+        if sets and self.store.read_only:
+            raise QueryError(
+                "a folder of results shows its runs as they are; leave out --set (`set`)",
+                code="conflicting_options",
+                options=["--store", "--set"],
+            )
         try:
-            return self.files.load(name, scale)
+            return self.files.load(name, scale, sets)
         except NotFoundError:
             recorded = self.recorded(name)
             if recorded is None:
                 raise
-        return self.files.expand_recorded(recorded, scale)
+        return self.files.expand_recorded(recorded, scale, sets)
 
     def recorded(self, name: str) -> RecordedAblation | None:
         """The ablation from the newest sweep that has recorded it, or None. Raises SpecError (a missing plugin)."""
@@ -188,11 +205,15 @@ class Queries:
     @_answer.register
     def _ablations(self, _: ListAblations) -> list[AblationSummary]:
         """The ablations by name, those with files first. The entry of an invalid file has its error."""
+        variants: dict[str, list[Variant]] = {}
+        for variant in self.store.index.variants():
+            variants.setdefault(variant.ablation, []).append(variant)
         entries, files = [], self.files.files()
         without_file = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
         for name in (*files, *filter(self._is_recorded, without_file)):
             try:
-                entries.append(AblationSummary(**self._ablation_fields(self.load(name))))
+                plan = self.load(name)
+                entries.append(AblationSummary(**self._ablation_fields(plan, plan, variants.get(name, []))))
             except SpecError as error:
                 entries.append(AblationSummary(name=name, error=str(error)))
         return entries
@@ -202,8 +223,8 @@ class Queries:
         name = question.name
         text = self.text(name)
         try:
-            plan = self.load(name, question.scale)
-            fields = self._ablation_fields(plan)
+            plan = self.load(name, question.scale, question.set)
+            fields = self._ablation_fields(plan, self.planned(name), self.store.index.variants(name))
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
         statuses = self.store.index.statuses(run.run_id for run in plan.runs)
@@ -230,7 +251,7 @@ class Queries:
 
     @_answer.register
     def _plan(self, question: GetPlan) -> PlanCost:
-        return plan_cost(self.planned(question.name, question.scale), self.store)
+        return plan_cost(self.planned(question.name, question.scale, question.set), self.store)
 
     @_answer.register
     def _missing(self, question: GetMissing) -> Missing:
@@ -254,9 +275,8 @@ class Queries:
     @_answer.register
     def _claims(self, question: ListClaims) -> list[ClaimResult]:
         if question.ablation is not None:
-            return claim_results([self.results(question.ablation, question.scale)])
-        if question.scale is not None:
-            raise _scale_without_ablation(question.scale)
+            return claim_results([self.results(question.ablation, question.scale, question.set)])
+        _check_no_ablation(question)
         return claim_results(self._finished_results())
 
     def _finished_results(self) -> Iterator[Results]:
@@ -272,14 +292,20 @@ class Queries:
 
     @_answer.register
     def _figures(self, question: ListFigures) -> list[FigureInfo]:
-        return available_figures(self.load(question.name, question.scale))
+        return available_figures(self.load(question.name, question.scale, question.set), question.set)
 
-    def _ablation_fields(self, plan: Plan) -> dict[str, Any]:
-        """The fields of an AblationSummary. Raises SpecError, also for an invalid scale."""
+    def _ablation_fields(self, plan: Plan, base: Plan, variants: Sequence[Variant]) -> dict[str, Any]:
+        """The fields of an AblationSummary; `base` is the plan without scale and `--set`.
+
+        Raises SpecError, also for an invalid scale.
+        """
         content, index = plan.ablation.content, self.store.index
         name, run_ids = plan.name, [run.run_id for run in plan.runs]
         counts = index.status_counts(run_ids)
         scales = {scale: [run.run_id for run in self.load(name, scale).runs] for scale in content.scales}
+        others = [variant for variant in variants if _has_own_runs(variant, base.ablation)][:MAX_VARIANTS]
+        times_ms = [index.newest_ms({*run_ids, *itertools.chain.from_iterable(scales.values())})]
+        times_ms += [variant.newest_ms for variant in others]
         return {
             "name": name,
             "title": content.title,
@@ -292,7 +318,8 @@ class Queries:
             "runs": len(run_ids),
             "finished": counts.get("finished", 0),
             "counts": counts,
-            "newest_ms": index.newest_ms({*run_ids, *itertools.chain.from_iterable(scales.values())}),
+            "variants": [_variant_summary(variant) for variant in others],
+            "newest_ms": max((time_ms for time_ms in times_ms if time_ms is not None), default=None),
             "committed": self.files.committed(name),
             "recorded_by": None if name in self.files.files() else self._sweep_with(name),
         }
@@ -314,7 +341,7 @@ class Queries:
 
     @_answer.register
     def _curves_of_plan(self, question: GetCurves) -> CurvePage:
-        return plan_curves(self.load(question.name, question.scale), self.store, question, self._curves)
+        return plan_curves(self.load(question.name, question.scale, question.set), self.store, question, self._curves)
 
     def state(self) -> tuple[object, ...]:
         """A value that changes with any ablation file and with the store. Costs `stat` calls and two queries."""
@@ -326,7 +353,7 @@ class Queries:
     def _runs(self, question: ListRuns) -> RunPage:
         query = self._run_query(question)
         query = replace(query, limit=question.limit, offset=question.offset)
-        plan = None if question.ablation is None else self.load(question.ablation, question.scale)
+        plan = None if question.ablation is None else self.load(question.ablation, question.scale, question.set)
         return runs.run_page(self.store, plan, question, query)
 
     def _run_query(self, question: RunFilter) -> RunQuery:
@@ -342,29 +369,30 @@ class Queries:
         if query.sweep_id is not None:
             self.sweep_summary(query.sweep_id)
         if question.ablation is not None:
-            planned = self.load(question.ablation, question.scale).runs
+            planned = self.load(question.ablation, question.scale, question.set).runs
             query = replace(query, run_ids=tuple(run.run_id for run in planned))
-        elif question.scale is not None:
-            raise _scale_without_ablation(question.scale)
+        else:
+            _check_no_ablation(question)
         return query
 
-    def run_id(self, text: str, scale: str | None = None) -> str:
+    def run_id(self, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
         """The id of the run that a text names; the text itself if it names no run.
 
         The text is an id, at least four of its first digits, or `ABLATION/ROW` for the best finished run of a row at
-        `scale`. Raises QueryError, and the errors of `best_of_row`.
+        `scale`, with values of `--set`. Raises QueryError, and the errors of `best_of_row`.
         """
         match = ROW_OF_ABLATION.fullmatch(text)
         if self._files is not None and match is not None:
-            return self.best_of_row(match["ablation"], match["row"], scale)
+            return self.best_of_row(match["ablation"], match["row"], scale, sets)
         return runs.full_id(self.store, text)
 
-    def best_of_row(self, ablation: str, row: str, scale: str | None = None) -> str:
+    def best_of_row(self, ablation: str, row: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
         """The id of the row's finished run with the best value of the ablation's primary metric.
 
         Raises NotFoundError, NotFinishedError, SpecError.
         """
-        return best_of_row(self.load(ablation, scale), self.store, row)
+        plan = self.load(ablation, scale, sets)
+        return best_of_row(plan, self.store, row, lambda: self.other_values(plan))
 
     @_answer.register
     def _diff(self, question: GetDiff) -> RunsDiff:
@@ -408,21 +436,42 @@ class Queries:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def results(self, name: str, scale: str | None = None) -> Results:
-        """The results of an ablation at a scale, for tables, figures and reports.
+    def results(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Results:
+        """The results of an ablation at a scale, with values of `--set`, for tables, figures and reports.
 
         Without a scale: of a folder of results, at the only scale that it has, if it has none without a scale. Raises
         NotFinishedError for a stale or damaged file there.
         """
-        plan = self.load(name, scale)
+        plan = self.load(name, scale, sets)
         if scale is None and (only := self.store.only_scale(plan.name)):
             plan = self.load(name, only)
-        return read_results(plan, self.store)
+        results = read_results(plan, self.store)
+        if any(record.status == "finished" for record in results.records.values()):
+            return results
+        return replace(results, others=self.other_values(plan))
+
+    def other_values(self, plan: Plan) -> str:
+        """Which other values finished runs of the plan's ablation have, and how to choose them; empty if none have.
+
+        `3 finished runs have other values: add --set train.steps=100`
+        """
+        scale, sets = plan.ablation.scale, tuple(variant_of(plan.ablation.assignments))
+        others = [each for each in self.store.index.variants(plan.name) if (each.scale, each.sets) != (scale, sets)]
+        others = [each for each in others if each.counts.get("finished")]
+        others.sort(key=lambda variant: variant.scale != scale)  # stable: then the newest first
+        texts = []
+        for variant in others[:MAX_SHOWN_VARIANTS]:
+            number = variant.counts["finished"]
+            verb = "add" if scale in (None, variant.scale) else "take, instead of the scale,"
+            option = self.files.written(None if variant.scale == scale else variant.scale, variant.sets)
+            runs_have = "finished run has" if number == 1 else "finished runs have"
+            texts.append(f"{number:,} {runs_have} other values: {verb} {option}")
+        return "; ".join(texts)
 
     def table(self, question: GetTable) -> Table:
         """The table of an ablation; of a folder of results compared as its report is, unless the question says how."""
         check_options(question)
-        results = self.results(question.name, question.scale)
+        results = self.results(question.name, question.scale, question.set)
         default = reference(results.plan) if results.store.read_only else None
         return Table(results, question.model_copy(update={"compare": question.compare or default}))
 
@@ -440,7 +489,7 @@ class Queries:
         `style` is a style sheet of matplotlib, its name or a file. It is no part of the question: a service must not
         read a file that a client names.
         """
-        results = self.results(question.name, question.scale)
+        results = self.results(question.name, question.scale, question.set)
         file_format = question.format or "svg"
         if file_format == "svg" and selects_nothing(question) and question.size is style is None:
             # A folder of results has no checkpoints, so its maps can only be shown as they were drawn.
@@ -472,8 +521,8 @@ class Queries:
     def _report(self, question: GetReport) -> bytes:
         from cope_sweep.read.reports.evidence import report_file
 
-        results = self.results(question.name, question.scale)
-        url = partial(figure_path, results.plan, format="svg") if self._links else None
+        results = self.results(question.name, question.scale, question.set)
+        url = partial(figure_path, results.plan, sets=question.set, format="svg") if self._links else None
         return report_file(results, question, url)
 
     def export(self, question: ExportRuns, file: IO[bytes]) -> None:
@@ -531,9 +580,36 @@ class Queries:
         return SweepDetail(**fields, **more, members=members)
 
 
-def _scale_without_ablation(scale: str) -> QueryError:
-    return QueryError(
-        f"scale: {scale!r} is the scale of an ablation; add `ablation`",
-        code="scale_of_no_ablation",
-        scale=scale,
-    )
+def _check_no_ablation(question: RunFilter | ListClaims) -> None:
+    """Raise QueryError for the scale, or values, of an ablation that the question does not name."""
+    if question.scale is not None:
+        raise QueryError(
+            f"scale: {question.scale!r} is the scale of an ablation; add `ablation`",
+            code="scale_of_no_ablation",
+            scale=question.scale,
+        )
+    if question.set:
+        raise QueryError(
+            "set: these are values of an ablation; add `ablation`", code="set_of_no_ablation", set=list(question.set)
+        )
+
+
+def _variant_summary(variant: Variant) -> VariantSummary:
+    counts = dict(variant.counts)
+    finished, number = counts.get("finished", 0), sum(counts.values())
+    return VariantSummary(
+        scale=variant.scale, sets=list(variant.sets), runs=number, finished=finished, counts=counts,
+        newest_ms=variant.newest_ms,
+    )  # fmt: skip
+
+
+def _has_own_runs(variant: Variant, ablation: LoadedAblation) -> bool:
+    """Whether the ablation without `--set` lacks runs of the variant: it has those of other seeds only."""
+    if any(not text.startswith("seeds=") for text in variant.sets):
+        return True
+    try:
+        base = with_overrides(ablation, scale=variant.scale).content.row_seeds
+        seeds = with_overrides(ablation, scale=variant.scale, assignments=variant.sets).content.row_seeds
+    except SpecError:  # the file has no longer this scale
+        return True
+    return not set(seeds) <= set(base)

@@ -28,6 +28,8 @@ class Results:
     """Run id → record, for every run of the plan."""
     store: Store
     """The store with the curves, and the checkpoints unless it is a folder of results."""
+    others: str = ""
+    """If no run is finished: which other values finished runs of this ablation have, and how to choose them."""
 
     @property
     def place(self) -> str:
@@ -36,8 +38,8 @@ class Results:
 
     @property
     def training(self) -> str:
-        """The command that trains the missing runs."""
-        return training_command(self.plan, self.store)
+        """The command that trains the missing runs, and `others`."""
+        return "; ".join([training_command(self.plan, self.store), *([self.others] if self.others else [])])
 
     @cached_property
     def frame(self) -> pd.DataFrame:

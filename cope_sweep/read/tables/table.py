@@ -60,6 +60,8 @@ class Table:
     def model(self) -> TableModel:
         """The frame of the table. Raises QueryError if there is nothing of this name to compare with or sort by."""
         model = table_model(self.results.plan, self.results.records)
+        if others := self.results.others:
+            model = replace(model, warnings=(*model.warnings, f"{others}."))
         if self.compare is not None:
             model = compared(model, self.compare)
         elif self.results.plan.is_drawn:

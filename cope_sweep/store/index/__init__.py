@@ -17,6 +17,7 @@ from cope_sweep.store.index.model import (
     Renewal,
     RunQuery,
     SweepPlace,
+    Variant,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Renewal",
     "RunQuery",
     "SweepPlace",
+    "Variant",
     "in_training",
     "waiting",
 ]  # fmt: skip

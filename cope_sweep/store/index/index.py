@@ -6,6 +6,7 @@ A run or a sweep that is running, and whose lease has expired, reads as interrup
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
+    Text,
     and_,
+    cast,
     delete,
     func,
     or_,
@@ -50,6 +53,7 @@ from cope_sweep.store.index.model import (
     Renewal,
     RunQuery,
     SweepPlace,
+    Variant,
 )
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
 from cope_sweep.store.index.tables import FORMAT, counters, has_expired, runs, status_of, sweep_runs, sweeps
@@ -426,6 +430,29 @@ class Index:
         query = select(sweeps.c.ablation).group_by(sweeps.c.ablation).order_by(func.max(sweeps.c.started_ms).desc())
         with self.database.reading() as connection:
             return list(connection.execute(query.limit(limit)).scalars())
+
+    def variants(self, ablation: str | None = None) -> list[Variant]:
+        """The variants of an ablation, or of all, that were trained with `--set`; those with the newest runs first."""
+        status = func.coalesce(self._status(runs), "pending").label("status")
+        sets = cast(sweeps.c.sets, Text).label("sets")  # PostgreSQL does not group by JSON
+        changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
+        columns = (sweeps.c.ablation, sweeps.c.scale, sets, status)
+        query = select(*columns, func.count(sweep_runs.c.run_id.distinct()), changed).group_by(*columns)
+        members = sweeps.join(sweep_runs, sweep_runs.c.sweep_id == sweeps.c.sweep_id)
+        query = query.select_from(members.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)).where(sets != "[]")
+        if ablation is not None:
+            query = query.where(sweeps.c.ablation == ablation)
+        found: dict[tuple[str, str | None, str], tuple[dict[Status, int], list[int]]] = {}
+        with self.database.reading() as connection:
+            for name, scale, values, of_runs, number, changed_ms in connection.execute(query):
+                counts, times_ms = found.setdefault((name, scale, values), ({}, []))
+                counts[of_runs] = int(number)
+                times_ms += [] if changed_ms is None else [int(changed_ms)]
+        variants = [
+            Variant(name, scale, tuple(json.loads(values)), counts, max(times_ms, default=None))
+            for (name, scale, values), (counts, times_ms) in found.items()
+        ]
+        return sorted(variants, key=lambda variant: (-(variant.newest_ms or 0), variant.scale or "", variant.sets))
 
     def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
         """Sweep id → status → the present number of its runs."""

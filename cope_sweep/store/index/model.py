@@ -91,6 +91,19 @@ class SweepPlace:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """The runs that sweeps of an ablation had with the same values of `--set`."""
+
+    ablation: str
+    scale: str | None
+    sets: tuple[str, ...]
+    counts: Mapping[Status, int]
+    """The present number of its runs by status, each once, in however many sweeps it is."""
+    newest_ms: int | None
+    """The time of the last change of one of them; None if none has started."""
+
+
+@dataclass(frozen=True)
 class Activity:
     """The present state of all runs and sweeps of an index."""
 

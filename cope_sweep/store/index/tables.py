@@ -80,6 +80,8 @@ sweeps = Table(
     Column("sweep_id", String(64), primary_key=True),
     Column("ablation", Text, nullable=False),
     Column("title", Text, nullable=False),
+    Column("scale", Text),
+    Column("sets", JSON, nullable=False),
     Column("status", String(16), nullable=False),
     Column("executor", String(16), nullable=False),
     Column("started_ms", BigInteger, nullable=False),

@@ -21,6 +21,7 @@ from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.api.sweeps import SweepState
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
+from cope_sweep.config.paths import check_paths
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
@@ -30,7 +31,6 @@ from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
     check_cluster,
-    check_paths,
     job_outcome,
     new_submission,
     package_cluster,

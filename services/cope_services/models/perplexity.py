@@ -60,7 +60,7 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
         if isinstance(model, str):
             run_ids.append(model)
         else:
-            key = (model.ablation, model.scale, model.row)
+            key = (model.ablation, model.scale, tuple(model.set), model.row)
             run_ids.append(await predictors.look_up(key, partial(best_run_id, queries, model)))
     answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
     # Joined as bytes, because each answer is JSON already.
@@ -69,7 +69,7 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 
 def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
     """The id of the row's finished run with the best value of the ablation's primary metric."""
-    return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale)
+    return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale, wanted.set)
 
 
 async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:
