@@ -71,11 +71,18 @@ export const scaleName = (scale) => scale || "base";
 /** The scales of an ablation as options: [[value of the address, text], …]. */
 export const scaleOptions = (scales) => ["", ...scales].map((scale) => [scaleName(scale), scaleName(scale)]);
 
-/** The scale of an ablation that the address asks for; else the one to open. */
-export function askedScale(params, ablation) {
-  const asked = params.get("scale");
-  if (asked === null) return fullestScale(ablation);
-  return asked === scaleName("") ? "" : asked;
+/** {scale, sets} of an ablation that the address asks for; else those to open. */
+export function askedSize(params, ablation) {
+  const [asked, sets] = [params.get("scale"), params.getAll("set")];
+  if (asked === null && !sets.length) return fullestSize(ablation);
+  return { scale: !asked || asked === scaleName("") ? "" : asked, sets };
+}
+
+/** The values with which runs of a scale were trained, as options of a select: [[JSON, text], …]; null: only those of the file. */
+export function setsOptions(ablation, { scale, sets }) {
+  const known = ablation.variants.filter((each) => (each.scale ?? "") === scale).map((each) => each.sets);
+  if (sets.length && !known.some((each) => JSON.stringify(each) === JSON.stringify(sets))) known.push(sets);
+  return known.length ? [[], ...known].map((each) => [JSON.stringify(each), setsText(each) || "as in the file"]) : null;
 }
 
 /**
@@ -85,19 +92,27 @@ export function askedScale(params, ablation) {
 export const sweepStatus = ({ status, counts }) =>
   ["interrupted", "failed"].includes(status) && total(counts) && total(counts) === counts.finished ? "finished" : status;
 
-/** The counts of runs of an ablation by size: [{scale, counts}], the file as it is ("") first. */
-export function sizes({ counts, scales, at_scales: atScales }) {
-  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, counts: atScales[scale].counts }));
-  return [{ scale: "", counts }, ...scaled];
+/** The counts of runs of an ablation by size: [{scale, sets, counts}], the file as it is ("") first, then those with other values. */
+export function sizes({ counts, scales, at_scales: atScales, variants }) {
+  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, sets: [], counts: atScales[scale].counts }));
+  return [{ scale: "", sets: [], counts }, ...scaled, ...variants.map((each) => ({ ...each, scale: each.scale ?? "" }))];
 }
 
+/** The values of `--set` as a text: "train.steps=100, seeds=[0]". */
+export const setsText = (sets) => sets.join(", ");
+
+/** Parameters of an address for runs of an ablation at a scale, with values of `--set`. */
+export const sizeParams = ({ scale, sets }) => ({ scale: scaleName(scale), set: sets });
+
 /**
- * The scale to open: the file as it is if something of it is or was trained, else the scale with the most such runs, else
- * one whose results are kept with the ablation files.
+ * The size to open: the file as it is if something of it is or was trained, else the scale with the most such runs, else
+ * the values with the most; else a scale whose results are kept with the ablation files.
  */
-function fullestScale(ablation) {
-  const [own, ...scaled] = sizes(ablation);
-  if (begun(own.counts)) return "";
-  const fullest = scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own);
-  return begun(fullest.counts) ? fullest.scale : (ablation.committed[0] ?? "");
+function fullestSize(ablation) {
+  const [own, ...others] = sizes(ablation);
+  if (begun(own.counts)) return own;
+  const fullest = (some) => some.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own);
+  const scaled = fullest(others.filter((each) => !each.sets.length));
+  const found = begun(scaled.counts) ? scaled : fullest(others);
+  return begun(found.counts) ? found : { scale: ablation.committed[0] ?? "", sets: [] };
 }

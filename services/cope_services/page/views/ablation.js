@@ -1,9 +1,9 @@
 // One ablation: its results, figures, runs and file.
 
 import { at, download, get } from "../api.js";
-import { changes, crumbs, empty, h, marked, replace, section, segmented, table, tabs } from "../dom.js";
+import { changes, crumbs, empty, h, marked, replace, section, segmented, select, table, tabs } from "../dom.js";
 import { change, link } from "../route.js";
-import { askedScale, badge, dot, progress, scaleName, scaleOptions, STATUSES, summary } from "../status.js";
+import { askedSize, badge, dot, progress, scaleName, scaleOptions, setsOptions, setsText, STATUSES, summary } from "../status.js";
 import { claimsTable } from "./claims.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
@@ -39,22 +39,28 @@ function claimsSection(claims) {
 }
 
 /** The table, compared as the address says, or as its report is: against `detail.reference`. */
-async function loadTable(detail, scale, asked, committed) {
+async function loadTable(detail, { scale, sets }, asked, committed) {
   const own = committed ? null : detail.reference; // committed results are compared as their report is
   const known = asked === "none" || asked === detail.reference || detail.plan.some(({ row }) => row === asked);
   const against = known ? asked : own;
   const compare = against === "none" ? null : against;
-  const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, compare, committed }));
-  const published = hasPublished(table) || !scale ? null : await publishedValues(detail.name);
+  const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, set: sets, compare, committed }));
+  const published = hasPublished(table) || !(scale || sets.length) ? null : await publishedValues(detail.name);
   return { table, against: against ?? table.compared?.against ?? "none", published, canPaper: hasPublished(table) };
 }
 
-const chooseScale = (value) => change({ scale: value, open: null, row: null, compare: null, from: null });
+/** Show the runs of another scale, or with other values: `size` are parameters of the address. */
+const choose = (size) => change({ ...size, open: null, row: null, compare: null, from: null });
+const chooseScale = (scale) => choose({ scale, set: [] });
 
-function header(detail, scale, tab, pages, mlflowUrl) {
+function header(detail, { scale, sets }, tab, pages, mlflowUrl) {
+  const values = setsOptions(detail, { scale, sets });
+  const chooseValues = (value) => choose({ scale: scaleName(scale), set: JSON.parse(value) });
+  const counted = sets.length ? `Runs with ${setsText(sets)}: ` : "";
   const state = h("div", { class: "bar state" },
     detail.scales.length ? segmented("Scale", scaleOptions(detail.scales), scaleName(scale), chooseScale) : null,
-    h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
+    values && select("Values", values, JSON.stringify(sets), chooseValues),
+    h("div", { class: "counts" }, progress(detail.counts), h("small", {}, counted, summary(detail.counts))),
   );
   const error = h("div", { class: "error", role: "alert" },
     h("h2", {}, "The file is invalid"),
@@ -72,14 +78,14 @@ function header(detail, scale, tab, pages, mlflowUrl) {
   ];
 }
 
-function runsTab(detail, scale) {
+function runsTab(detail, { scale, sets }) {
   if (!detail.plan.length) return empty("The plan of this ablation has no runs.");
   const rows = detail.plan.map(({ row, runs }) => [
     row,
     h("span", { class: "dots" }, runs.map((run) => dot(run, `${row}, seed ${run.seed}`))),
     `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`,
   ]);
-  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale }) }, "All of them in the table of runs");
+  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale, set: sets }) }, "All of them in the table of runs");
   return [
     h("h2", { class: "hidden" }, "Runs"),
     h("p", {}, all, ", where they can be filtered and compared."),
@@ -88,10 +94,10 @@ function runsTab(detail, scale) {
   ];
 }
 
-function downloads(name, scale, committed) {
+function downloads(name, { scale, sets }, committed) {
   const save = (format, suffix, extra) => () =>
     download(
-      at(["ablations", name, "table"], { format, scale, committed, ...extra }),
+      at(["ablations", name, "table"], { format, scale, set: sets, committed, ...extra }),
       `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
     ).catch((error) => alert(error.message));
   return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
@@ -118,9 +124,10 @@ export function ablation(root, name) {
   const draft = {}; // of the form that submits a sweep
 
   /** Draw the results, and return where they are from. */
-  async function results(detail, scale, params, committed) {
+  async function results(detail, size, params, committed) {
+    const { scale, sets } = size;
     let notice = committed ? COMMITTED : "";
-    const load = () => loadTable(detail, scale, params.get("compare"), committed);
+    const load = () => loadTable(detail, size, params.get("compare"), committed);
     const loaded = await load().catch((error) => {
       if (!committed || error.status !== 409) throw error;
       committed = null; // stale or damaged
@@ -129,13 +136,13 @@ export function ablation(root, name) {
     });
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
     part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed }),
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, size, committed), detail, committed }),
     );
-    const found = await get(at("claims", { ablation: name, scale, committed }));
+    const found = await get(at("claims", { ablation: name, scale, set: sets, committed }));
     part("claims", JSON.stringify(found), () => replace(claims, claimsSection(found)));
     curves.hidden = Boolean(committed);
     if (committed) return notice;
-    if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
+    if (detail.plan.length) await plot.refresh({ name, scale, sets, detail, chosen, params });
     return notice;
   }
 
@@ -146,8 +153,9 @@ export function ablation(root, name) {
     },
     async refresh(params) {
       const base = await get(at(["ablations", name]));
-      const scale = askedScale(params, base);
-      const detail = scale ? await get(at(["ablations", name], { scale })) : base;
+      const size = base.error ? { scale: "", sets: [] } : askedSize(params, base);
+      const { scale, sets } = size;
+      const detail = scale || sets.length ? await get(at(["ablations", name], { scale, set: sets })) : base;
       if (mlflowUrl === undefined) mlflowUrl = (await get(at(["ablations", name, "mlflow"]))).url;
       const pages = (await canSubmit()) ? [...TABS, ["train", "Train"]] : TABS;
       const chosenTab = params.get("tab") ?? "results";
@@ -155,11 +163,11 @@ export function ablation(root, name) {
       title = detail.title || name;
       if (!started) replace(root, head, banner, claims, main, curves, other);
       started = true;
-      part("head", JSON.stringify([detail, scale, tab, pages, mlflowUrl]), () =>
-        replace(head, ...header({ ...detail, scales: base.scales }, scale, tab, pages, mlflowUrl)),
+      part("head", JSON.stringify([detail, size, tab, pages, mlflowUrl]), () =>
+        replace(head, ...header({ ...detail, scales: base.scales, variants: base.variants }, size, tab, pages, mlflowUrl)),
       );
       // Where nothing is finished here, what is kept with the ablation files.
-      const committed = (!detail.error && !detail.counts.finished && detail.committed.includes(scale)) || null;
+      const committed = (!detail.error && !sets.length && !detail.counts.finished && detail.committed.includes(scale)) || null;
       let notice = "";
       for (const each of [main, claims, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
@@ -175,16 +183,16 @@ export function ablation(root, name) {
           ),
         );
       } else if (tab === "runs") {
-        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
+        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, size)));
       } else if (tab === "train") {
-        part("other", `train ${scale} ${JSON.stringify([detail.counts, base.scales])}`, () =>
-          trainForm(other, { name, scale, scales: base.scales, draft, choose: chooseScale }),
+        part("other", `train ${JSON.stringify([size, detail.counts, base.scales])}`, () =>
+          trainForm(other, { name, scale, sets, scales: base.scales, draft, choose: chooseScale }),
         );
       } else if (tab === "figures") {
         if (committed) notice = COMMITTED;
-        await figures(other, { name, scale, counts: detail.counts, committed, part });
+        await figures(other, { name, scale, sets, counts: detail.counts, committed, part });
       } else {
-        notice = await results(detail, scale, params, committed);
+        notice = await results(detail, size, params, committed);
       }
       part("banner", notice, () => replace(banner, notice && h("p", { class: "committed", role: "note" }, notice)));
     },

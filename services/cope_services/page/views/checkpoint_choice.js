@@ -3,7 +3,7 @@
 import { at, get } from "../api.js";
 import { checkbox, empty, h, select } from "../dom.js";
 import { change, toggled } from "../route.js";
-import { askedScale, scaleName, scaleOptions, sizes } from "../status.js";
+import { askedSize, scaleName, scaleOptions, setsOptions, sizes } from "../status.js";
 
 export const MOST = 8; // checkpoints at once
 export const NONE = "none"; // instead of runs: none is chosen, and none shall be
@@ -17,17 +17,17 @@ export async function loadChoice(params, run) {
   const name = params.get("ablation") ?? run?.ablations[0];
   const ablation = usable.find((each) => each.name === name) ?? usable[0];
   if (!ablation) return { usable, rows: [] };
-  const scale = askedScale(params, ablation);
-  const table = await get(at(["ablations", ablation.name, "table"], { format: "json", scale }));
+  const { scale, sets } = askedSize(params, ablation);
+  const table = await get(at(["ablations", ablation.name, "table"], { format: "json", scale, set: sets }));
   const [metric] = table.metrics;
   const sign = metric.goal === "min" ? 1 : -1;
   const ordered = (row) => [...row.metrics[metric.name].values].sort((a, b) => sign * (a.value - b.value));
   const rows = table.rows.map((row) => ({ row: row.row, runs: ordered(row) })).filter((row) => row.runs.length);
-  return { usable, name: ablation.name, scale, scales: ablation.scales, rows, metric };
+  return { usable, name: ablation.name, scale, sets, scales: ablation.scales, values: setsOptions(ablation, { scale, sets }), rows, metric };
 }
 
 /** Its check boxes. `nameOf` gives the names of chosen runs of other ablations. */
-export function choiceFields({ usable, name, scale, scales, rows, metric }, chosen, nameOf) {
+export function choiceFields({ usable, name, scale, sets, scales, values, rows, metric }, chosen, nameOf) {
   if (!usable.length) {
     return empty(
       "No run of an ablation here is finished, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in minutes. The view of a finished run of other settings leads here with its checkpoint.",
@@ -48,8 +48,9 @@ export function choiceFields({ usable, name, scale, scales, rows, metric }, chos
     ),
   );
   const controls = [
-    select("ablation", titles, name, (value) => change({ ablation: value, scale: null, run: null, text: null, ask: null })),
-    scales.length ? select("scale", scaleOptions(scales), scaleName(scale), (value) => change({ scale: value, run: null })) : null,
+    select("ablation", titles, name, (value) => change({ ablation: value, scale: null, set: [], run: null, text: null, ask: null })),
+    scales.length ? select("scale", scaleOptions(scales), scaleName(scale), (value) => change({ scale: value, set: [], run: null })) : null,
+    values && select("values", values, JSON.stringify(sets), (value) => change({ scale: scaleName(scale), set: JSON.parse(value), run: null })),
     chosen.length ? none : null,
   ];
   return [

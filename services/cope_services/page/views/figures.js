@@ -32,15 +32,15 @@ async function fill(figures, url) {
 }
 
 /** Draw the figures, and again when their list or the finished runs have changed. */
-export async function figures(container, { name, scale, counts, committed, part }) {
-  const list = await get(at(["ablations", name, "figures"], { scale })).catch((error) => error);
+export async function figures(container, { name, scale, sets, counts, committed, part }) {
+  const list = await get(at(["ablations", name, "figures"], { scale, set: sets })).catch((error) => error);
   if (list instanceof Error && ![404, 409].includes(list.status)) throw list;
-  part("other", `figures ${scale} ${counts.finished} ${list.message ?? JSON.stringify(list)}`, () => {
+  part("other", `figures ${scale} ${sets} ${counts.finished} ${list.message ?? JSON.stringify(list)}`, () => {
     if (list instanceof Error || !list.length || !(begun(counts) || committed)) {
       replace(container, empty(list.message ?? "There are no figures yet: they are drawn from finished runs."));
       return;
     }
-    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, format, committed });
+    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, set: sets, format, committed });
     const made = list.map((each, i) => figure(each, `${name}_${each.name}`, (format) => url(i, format)));
     replace(container, h("h2", { class: "hidden" }, "Figures"), h("div", { class: "figures" }, made.map((each) => each.node)));
     fill(made, url);

@@ -52,9 +52,9 @@ export function learningCurves(container) {
 
   return {
     close: panels.close,
-    async refresh({ name, scale, detail, chosen, params }) {
+    async refresh({ name, scale, sets, detail, chosen, params }) {
       const load = (metric) =>
-        get(at(["ablations", name, "curves"], { scale, metric, offset: params.get("from"), limit: ROWS }));
+        get(at(["ablations", name, "curves"], { scale, set: sets, metric, offset: params.get("from"), limit: ROWS }));
       const asked = chosenMetrics(params);
       const answers = await Promise.all((asked.length ? asked : [null]).map(load));
       if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));

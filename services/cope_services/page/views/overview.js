@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { begun, progress, scaleName, sizes, summary, total } from "../status.js";
+import { begun, progress, scaleName, setsText, sizeParams, sizes, summary, total } from "../status.js";
 import { claimsTable } from "./claims.js";
 
 const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
@@ -19,8 +19,9 @@ const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: r
 function own(ablation) {
   const { name, title, error, newest_ms: newest, scales } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
-  const size = ({ scale, counts }) => {
-    const text = scales.length ? h("a", { href: link(["ablations", name], { scale: scaleName(scale) }), "data-key": `${name} ${scale}` }, scaleName(scale)) : "";
+  const size = ({ scale, sets, counts }) => {
+    const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
+    const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
     return h("li", {}, h("span", {}, text), progress(counts), h("small", {}, summary(counts)));
   };
   return h("li", {},

@@ -6,7 +6,7 @@ import { change, idsIn, toggled } from "../route.js";
 import { STATUSES } from "../status.js";
 
 const EXAMPLES = "model.layers>=4, in_dist/loss<0.5";
-const LISTS = ["filter", "ids", "sweep", "scale"]; // parameters that are shown as chips
+const LISTS = ["filter", "ids", "sweep", "scale", "set"]; // parameters that are shown as chips
 
 /** [parameter, text, what remains without it] of each condition. */
 function chips(params) {
@@ -50,7 +50,7 @@ export function filters(params, ablations) {
   return h("div", { class: "bar controls" },
     select("status", statuses, params.get("status") ?? "", (status) => change({ status })),
     select("ablation", [["", "any"], ...ablations], params.get("ablation") ?? "", (ablation) =>
-      change({ ablation, scale: null }),
+      change({ ablation, scale: null, set: [] }),
     ),
     h("form", { class: "field wide", onsubmit: add },
       h("label", { for: "condition" }, "condition"),

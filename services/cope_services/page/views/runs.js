@@ -13,7 +13,7 @@ const PAGE = 100;
 const MOST = 1000; // runs in one answer
 const DEFAULT_COLUMNS = 4;
 const ROWS_WITH_KEYS = 12; // rows whose keys are looked up at once
-const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation", "search"];
+const CONDITIONS = ["filter", "ids", "sweep", "scale", "set", "status", "ablation", "search"];
 const NUMBER = { class: "number" };
 const COLUMNS = [
   ["run_id", "run"],
@@ -33,6 +33,7 @@ function queryOf(params) {
   const keys = params.getAll("col").filter((key) => key !== "none");
   return {
     filter: params.getAll("filter"),
+    set: params.getAll("set"),
     run: idsIn(params, "ids"),
     sort,
     descending: order === "desc",

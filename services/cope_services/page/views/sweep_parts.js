@@ -3,7 +3,7 @@
 import { definitions, empty, h, section, table } from "../dom.js";
 import { count, duration, integer, moment, plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, progressOf, STATUSES } from "../status.js";
+import { badge, progressOf, setsText, sizeParams, STATUSES } from "../status.js";
 
 const known = (value, show) => (value === null || value === undefined ? "–" : show(value));
 
@@ -57,7 +57,9 @@ export function members({ members: runs }) {
 export function facts(sweep) {
   const { machine, started_ms: start, ended_ms: end } = sweep;
   return definitions([
-    ["ablation", h("a", { href: link(["ablations", sweep.ablation]) }, sweep.ablation)],
+    ["ablation", h("a", { href: link(["ablations", sweep.ablation], sizeParams(sweep)) }, sweep.ablation)],
+    ["scale", sweep.scale],
+    ["values", setsText(sweep.sets)],
     ["started", moment(start)],
     ["ended", end ? `${moment(end)}, ${sweep.status}` : null],
     ["duration", end ? duration((end - start) / 1000) : null],

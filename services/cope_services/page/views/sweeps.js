@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, select, table } from "../dom.js";
 import { duration, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { badge, progress, summary, sweepStatus } from "../status.js";
+import { badge, progress, setsText, sizeParams, summary, sweepStatus } from "../status.js";
 
 const LIMIT = 200;
 const COLUMNS = ["sweep", "status", "ablation", ["runs", "bars"], "executor", ["started", "number"], ["duration", "number"]];
@@ -15,7 +15,10 @@ function line(sweep) {
   return [
     h("a", { class: "mono", href: link(["sweeps", id]), "data-key": id }, id),
     badge(sweepStatus(sweep)),
-    h("a", { href: link(["ablations", sweep.ablation]), "data-key": `ablation ${id}` }, sweep.title || sweep.ablation),
+    [
+      h("a", { href: link(["ablations", sweep.ablation], sizeParams(sweep)), "data-key": `ablation ${id}` }, sweep.title || sweep.ablation),
+      h("small", {}, [sweep.scale, setsText(sweep.sets)].filter(Boolean).join(": ")),
+    ],
     [progress(sweep.counts), h("small", {}, summary(sweep.counts), sweep.reused ? ` · ${sweep.reused} reused` : "")],
     sweep.executor,
     moment(start),

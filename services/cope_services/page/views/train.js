@@ -65,12 +65,12 @@ async function previewed(cost) {
 }
 
 /** Draw the form into a container. `draft` keeps what was typed while the view is drawn again. */
-export function trainForm(container, { name, scale, scales, draft, choose }) {
+export function trainForm(container, { name, scale, sets, scales, draft, choose }) {
   const [error, button] = [h("p", { class: "bad", role: "alert" }), h("button", { type: "submit", class: "primary", "data-key": "train" }, "Train")];
   const overrides = h("textarea", {
     id: "overrides",
     rows: 4,
-    value: draft.overrides ?? "",
+    value: draft.overrides ?? sets.join("\n"),
     placeholder: "train.steps=100\nseeds=[0]",
     spellcheck: "false",
     "data-key": "overrides",
