@@ -60,8 +60,13 @@ class Progress(BaseModel):
     )
 
     def progress(self) -> dict[str, Any]:
-        """These fields alone, for another model that has them."""
-        return {name: getattr(self, name) for name in Progress.model_fields}
+        """These fields alone, for another model that has them.
+
+        A run that a sweep has leased, and that waits for its worker, is pending: counts say the same.
+        """
+        fields = {name: getattr(self, name) for name in Progress.model_fields}
+        is_waiting = self.status == "running" and self.worker_id is None
+        return fields | ({"status": "pending"} if is_waiting else {})
 
 
 class RunRecord(Progress):

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -19,6 +19,9 @@ from rich.text import Text
 
 from cope_sweep.errors import UserError
 from cope_sweep.redaction import HIDDEN, redacted
+
+if TYPE_CHECKING:
+    from cope_sweep.store import SweepSummary
 
 F = TypeVar("F", bound=str)
 
@@ -153,6 +156,14 @@ def make_console(*, stderr: bool = False) -> Console:
 def counts_text(counts: Mapping[Any, int]) -> str:
     """`3 finished, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def sweep_counts(sweep: SweepSummary) -> str:
+    """The counts of a sweep as a text. Of one that has ended, what is running is so in another sweep."""
+    from cope_sweep.store import ACTIVE
+
+    names = {} if sweep.status in ACTIVE else {"running": "running in another sweep"}
+    return counts_text({names.get(status, status): number for status, number in sweep.counts.items()})
 
 
 def grid(*columns: str) -> Table:

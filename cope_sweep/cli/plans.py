@@ -72,7 +72,8 @@ def list_ablations(
     )
     print_table(table, [*["others"] * no_others, "reproduces", "rows × seeds", *["at scales"] * none_at_scales])
     finished_runs = sum(
-        sum(part.finished for part in (entry, *entry.at_scales.values(), *entry.variants)) for entry in entries
+        entry.finished + sum(part.finished for part in [*entry.at_scales.values(), *entry.variants])
+        for entry in entries
     )
     with_results = [entry.name for entry in entries if len(entry.committed) == 1]
     with_results.sort(key="quickstart".__ne__)

@@ -47,7 +47,7 @@ from cope_sweep.cli.options import (
     RunStatus,
     StoreOpt,
 )
-from cope_sweep.cli.output import counts_text, escaped, grid, make_console, print_json, print_table, save, with_columns
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, save, sweep_counts, with_columns
 from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
@@ -143,7 +143,14 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
     table = grid("sweep", "ablation", "values", "status", "executor", "runs")
     for sweep in oldest_first:
         values = NamedFiles.written(sweep.scale, sweep.sets)
-        cells = (sweep.sweep_id, sweep.ablation, values, sweep.status, sweep.executor, counts_text(sweep.counts))
+        cells = (
+            sweep.sweep_id,
+            sweep.ablation,
+            values,
+            sweep.status,
+            sweep.executor,
+            sweep_counts(sweep),
+        )
         table.add_row(*map(escaped, cells))
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
@@ -156,7 +163,7 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
         print_json(sweep)
         return
     console = make_console()
-    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {counts_text(sweep.counts)}"))
+    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {sweep_counts(sweep)}"))
     if sweep.error is not None:
         console.print(f"[red]{escaped(sweep.error)}[/red]")
     for note in sweep.notes:

@@ -16,12 +16,15 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
+    String,
     Table,
     Text,
     and_,
+    case,
     cast,
     delete,
     func,
+    literal,
     or_,
     select,
     update,
@@ -140,12 +143,12 @@ class Index:
 
     def status_counts(self, run_ids: Sequence[str]) -> dict[Status, int]:
         """Status → number of the runs with these ids; those that are not in the index are pending."""
-        status = self._status(runs)
-        query = select(status, func.count()).group_by(status)
+        status = self._counted()
+        query: Any = select(status, func.count()).group_by(status)
         with self.database.reading() as connection:
             rows = self._selected(connection, query, run_ids)
             counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
-        counts["pending"] = len(run_ids) - sum(counts.values())
+        counts["pending"] += len(run_ids) - sum(counts.values())
         return +counts  # without the statuses that no run has
 
     def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
@@ -320,8 +323,14 @@ class Index:
         again: its driver died, and a new one continues. `record` is written if the run is not in the index.
         """
         now_s = self.database.now_s()
-        # Without the message of an attempt before.
-        lease = {"status": "running", "sweep_id": sweep_id, "expires_s": now_s + ttl_s, "message": None}
+        # Without message and worker of an attempt before: a run without a worker waits for one.
+        lease = {
+            "status": "running",
+            "sweep_id": sweep_id,
+            "expires_s": now_s + ttl_s,
+            "message": None,
+            "worker_id": None,
+        }
         is_held = and_(runs.c.status == "running", ~has_expired(runs, now_s))
         columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, is_held, runs.c.expires_s - now_s)
         same = runs.c.run_id == record.run_id
@@ -433,7 +442,7 @@ class Index:
 
     def variants(self, ablation: str | None = None) -> list[Variant]:
         """The variants of an ablation, or of all, that were trained with `--set`; those with the newest runs first."""
-        status = func.coalesce(self._status(runs), "pending").label("status")
+        status = func.coalesce(self._counted(), "pending").label("status")
         sets = cast(sweeps.c.sets, Text).label("sets")  # PostgreSQL does not group by JSON
         changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
         columns = (sweeps.c.ablation, sweeps.c.scale, sets, status)
@@ -456,8 +465,9 @@ class Index:
 
     def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
         """Sweep id → status → the present number of its runs."""
-        status = func.coalesce(self._status(runs), "pending").label("status")
-        members = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
+        status = func.coalesce(self._counted_in_sweep(), "pending").label("status")
+        members = sweep_runs.join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+        members = members.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
         query = select(sweep_runs.c.sweep_id, status, func.count()).select_from(members)
         query = query.where(sweep_runs.c.sweep_id.in_(list(sweep_ids))).group_by(sweep_runs.c.sweep_id, status)
         rows: dict[str, dict[Status, int]] = {}
@@ -469,12 +479,16 @@ class Index:
     def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
         """How far a sweep is, with at most `most_failed` failed runs; None for an unknown sweep."""
         of_sweep = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
-        status = self._status(runs)
+        status = self._counted_in_sweep()
         grouped = select(status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(status)
         failed = select(runs.c.run_id, sweep_runs.c.row, runs.c.message).where(runs.c.status == "failed")
         failed = failed.order_by(runs.c.revision.desc()).limit(most_failed)
         workers = select(runs.c.worker_id).where(status == "running")
         query = select(*self._sweep_columns()).where(sweeps.c.sweep_id == sweep_id)
+
+        def joined(select_runs: Any) -> Any:
+            return select_runs.join(sweep_runs, of_sweep).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+
         with self.database.reading() as connection:
             revision = revision_of(connection)  # before the rows: what changes in between is read again
             row = connection.execute(query).one_or_none()
@@ -483,9 +497,9 @@ class Index:
             sweep = _summary(row)
             totals = [
                 (status, int(number), int(steps_done or 0), int(steps or 0))
-                for status, number, steps_done, steps in connection.execute(grouped.join(sweep_runs, of_sweep))
+                for status, number, steps_done, steps in connection.execute(joined(grouped))
             ]
-            training = [worker or "" for worker in connection.execute(workers.join(sweep_runs, of_sweep)).scalars()]
+            training = [worker or "" for worker in connection.execute(joined(workers)).scalars()]
             newest = connection.execute(failed.join(sweep_runs, of_sweep)).all()
         counts: Counter[Status] = Counter({status: number for status, number, _, _ in totals})
         started = sum(counts.values())
@@ -553,20 +567,22 @@ class Index:
         of_runs, of_sweeps = self._status(runs), self._status(sweeps)
         left_s = func.min(runs.c.expires_s) - self.database.now_s()
         totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
+        members = sweep_runs.join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+        members = members.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
+        has_not_started = func.coalesce(runs.c.status, "pending") == "pending"
+        not_started = select(func.count()).select_from(members).where(of_sweeps == "running", has_not_started)
         with self.database.reading() as connection:
             rows = connection.execute(totals).all()
             counts = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
-            running = connection.execute(
-                select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
-            ).all()
-        of_running = self.sweep_counts(sweep.sweep_id for sweep in running) if running else {}
+            left_out = connection.execute(select(sweeps.c.left_out).where(of_sweeps == "running")).scalars().all()
+            waiting = connection.execute(not_started).scalar_one()
         return Activity(
             runs={row[0]: int(row[1]) for row in rows},
             steps=sum(int(row[2] or 0) for row in rows),
             shortest_lease_s=next((float(row[3]) for row in rows if row[0] == "running"), None),
             sweeps={row[0]: int(row[1]) for row in counts},
-            waiting=sum(by_status.get("pending", 0) for by_status in of_running.values()),
-            left_out=sum(int(sweep.left_out) for sweep in running),
+            waiting=int(waiting),
+            left_out=sum(map(int, left_out)),
         )
 
     def write_sweep(
@@ -647,6 +663,18 @@ class Index:
         query = select(ids).where(ids.startswith(prefix, autoescape=True)).order_by(ids).limit(limit)
         with self.database.reading() as connection:
             return list(connection.execute(query).scalars())
+
+    def _counted(self) -> ColumnElement[str]:
+        """The status by which runs are counted: one that is leased and waits for a worker is pending."""
+        status = self._status(runs)
+        is_waiting = and_(status == "running", runs.c.worker_id.is_(None))
+        return case((is_waiting, literal("pending", String)), else_=status).label("status")
+
+    def _counted_in_sweep(self) -> ColumnElement[str]:
+        """The same in `sweep_runs` and `sweeps`: an active sweep waits for the runs that another sweep trains."""
+        counted = self._counted()
+        is_elsewhere = and_(counted == "running", runs.c.sweep_id != sweep_runs.c.sweep_id, sweeps.c.status.in_(ACTIVE))
+        return case((is_elsewhere, literal("pending", String)), else_=counted).label("status")
 
     def _sweep_columns(self) -> list[ColumnElement[Any]]:
         names = [name for name in SweepSummary.model_fields if name not in ("status", "counts")]

@@ -38,14 +38,21 @@ export const hasEnded = (status) => ["finished", "failed", "stopped"].includes(s
 
 export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
-/** "12 of 15 finished · 1 running". */
-export function summary(counts) {
+/** "12 of 15 finished · 1 running"; of a sweep that has ended, what is running is so in another one. */
+export function summary(counts, { ended = false } = {}) {
   const others = STATUSES.filter((status) => !["finished", "pending"].includes(status) && counts[status]);
+  const named = (status) => (ended && status === "running" ? "running in another sweep" : status);
   return [
     `${integer(counts.finished ?? 0)} of ${integer(total(counts))} finished`,
-    ...others.map((status) => `${integer(counts[status])} ${status}`),
+    ...others.map((status) => `${integer(counts[status])} ${named(status)}`),
   ].join(" · ");
 }
+
+/** The counts of a sweep with their names. */
+export const sweepSummary = ({ status, counts }) => summary(counts, { ended: !["pending", "running"].includes(status) });
+
+/** The number of runs that a sweep which has ended has left. What a scheduler has stopped has ended. */
+export const left = (counts) => ["pending", "interrupted", "failed"].reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
 /** A bar with a part for each status. */
 export function progress(counts) {
@@ -90,7 +97,7 @@ export function setsOptions(ablation, { scale, sets }) {
  * sweep, and then nothing is left of it.
  */
 export const sweepStatus = ({ status, counts }) =>
-  ["interrupted", "failed"].includes(status) && total(counts) && total(counts) === counts.finished ? "finished" : status;
+  ["interrupted", "failed"].includes(status) && total(counts) && total(counts) === (counts.finished ?? 0) + (counts.stopped ?? 0) ? "finished" : status;
 
 /** The counts of runs of an ablation by size: [{scale, sets, counts}], the file as it is ("") first, then those with other values. */
 export function sizes({ counts, scales, at_scales: atScales, variants }) {

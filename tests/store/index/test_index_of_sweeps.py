@@ -16,7 +16,8 @@ def used(index):
     """A finished, a failed, a running run and one that was never begun, in two sweeps."""
     index.write([row(RUNS[0], metrics={"loss": 2.0}, facts={"device": "cpu", "wall_s": 3})])
     index.write([row(RUNS[1], "failed")])
-    assert isinstance(index.acquire(row(RUNS[2], "running"), "owner", 60.0), Lease)
+    assert isinstance(index.acquire(row(RUNS[2], "running"), "c", 60.0), Lease)
+    index.renew("c", 60.0, [Event(run_id=IDS[2], status="running", worker_id="host:1")])
     write_sweep(index, "a", RUNS)
     write_sweep(index, "b", RUNS[:1], ablation="other", started_ms=2)
     return index
@@ -38,7 +39,7 @@ def test_counts_of_sweeps_and_plans(used):
 
 
 def test_a_run_whose_lease_expired_counts_as_interrupted(used):
-    used.renew("owner", -1.0)
+    used.renew("c", -1.0)
     assert used.status_counts(IDS) == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
     assert used.sweep_counts(["a"])["a"] == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
 
@@ -57,7 +58,7 @@ def test_the_state_changes_with_every_change_and_when_a_lease_expires(used):
     states = [used.state(), used.state()]
     used.write([row(RUNS[1], "interrupted")])
     states.append(used.state())
-    used.renew("owner", -1.0)
+    used.renew("c", -1.0)
     states.append(used.state())
     assert [states.index(each) for each in states] == [0, 0, 2, 3]
 
@@ -70,7 +71,7 @@ def test_ids_that_begin_alike(used):
 
 def test_the_progress_of_a_sweep(used):
     write_sweep(used, "c", RUNS, "running", ttl_s=60)
-    used.renew("owner", 60, [Event(run_id=IDS[2], status="running", step=2, worker_id="host:1")])
+    used.renew("c", 60, [Event(run_id=IDS[2], status="running", step=2, worker_id="host:1")])
     found = used.sweep_progress("c", 5)
     assert found.counts == {"finished": 1, "failed": 1, "running": 1, "pending": 1}
     assert (found.status, found.groups, found.nodes) == ("running", 1, 1)

@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { begun, progress, scaleName, setsText, sizeParams, sizes, summary, total } from "../status.js";
+import { begun, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
 import { claimsTable } from "./claims.js";
 
 const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
@@ -118,7 +118,7 @@ export function overview(root) {
             h("a", { class: "active", href: link(["sweeps", each.sweep_id]), "data-key": each.sweep_id },
               h("b", {}, `${each.title || each.ablation} ${each.status === "running" ? "is being trained" : "will be trained"}`),
               progress(each.counts),
-              h("small", {}, summary(each.counts)),
+              h("small", {}, sweepSummary(each)),
             ),
           ),
         ),

@@ -212,7 +212,7 @@ export function resultsTable(container, context) {
           table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
-          table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,
+          table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file.` : null,
           ...(table.compared?.rules ?? []),
           ...table.warnings,
         ]

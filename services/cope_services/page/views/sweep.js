@@ -5,7 +5,7 @@ import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
 import { REFRESH_MS } from "../poll.js";
 import { link } from "../route.js";
-import { badge, progress, summary, sweepStatus, total } from "../status.js";
+import { badge, left, progress, sweepStatus, sweepSummary } from "../status.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
 const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
@@ -34,13 +34,17 @@ function confirmed(title, text, action) {
 export function sweep(root, id) {
   const part = changes();
   const [head, live, failed, list, written] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const counted = h("div", { class: "counts" });
   const [actions, notice] = [h("div", { class: "actions" }), h("p", { class: "note", role: "status" })];
   const leaving = new AbortController();
   let [started, listening] = [false, false];
 
+  const drawCounts = (found) => replace(counted, progress(found.counts), h("small", {}, sweepSummary(found)));
+
   function show({ event, data }) {
     if (event === "progress" || event === "end") replace(failed, failures(data.failures));
     replace(live, event === "progress" ? liveNumbers(data) : null);
+    if (event === "progress") drawCounts(data); // the same numbers above and below
     if (event === "end") dispatchEvent(new Event("routechange")); // reads the rest of the view again
     return event === "end";
   }
@@ -89,22 +93,23 @@ export function sweep(root, id) {
       const stop = () => act("stop", STOP, "The sweep has been asked to stop. Its runs write checkpoints first.");
       return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
     }
-    const left = total(counts) - (counts.finished ?? 0);
-    if (!left) return null;
-    const runs = plural(left, "run");
+    if (!left(counts)) return null;
+    const runs = plural(left(counts), "run");
     const text = "What the sweep has not finished is trained, failed runs included, from the last checkpoint where there is one.";
     const retry = () => act("retry", [`Train ${runs}?`, text, "Retry"], "The runs are trained again.");
     return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
   }
 
   function drawHead(found) {
+    // Of a sweep that is followed, the last event has the newest counts, which the tiles show, too.
+    if (!live.firstChild || !ACTIVE.includes(found.status)) drawCounts(found);
     replace(actions, buttons(found));
     replace(
       head,
       crumbs(["Sweeps", link(["sweeps"])], id),
       h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(sweepStatus(found)), actions),
       notice,
-      h("div", { class: "counts" }, progress(found.counts), h("small", {}, summary(found.counts))),
+      counted,
       facts(found),
       found.error && h("div", { class: "error", role: "alert" }, h("p", {}, found.error)),
       found.notes.map((note) => h("p", { class: "note" }, note)),

@@ -3,13 +3,13 @@
 import { definitions, empty, h, section, table } from "../dom.js";
 import { count, duration, integer, moment, plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, progressOf, setsText, sizeParams, STATUSES } from "../status.js";
+import { badge, progressOf, setsText, sizeParams, total } from "../status.js";
 
 const known = (value, show) => (value === null || value === undefined ? "–" : show(value));
 
 /** What the last event `progress` said. */
 export function liveNumbers({ counts, eta_s: eta, steps_per_s: speed, groups, nodes }) {
-  const all = STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+  const all = total(counts);
   const tile = ([label, value]) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value));
   return h("dl", { class: "tiles" },
     [

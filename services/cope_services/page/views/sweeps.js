@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, select, table } from "../dom.js";
 import { duration, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { badge, progress, setsText, sizeParams, summary, sweepStatus } from "../status.js";
+import { badge, progress, setsText, sizeParams, sweepStatus, sweepSummary } from "../status.js";
 
 const LIMIT = 200;
 const COLUMNS = ["sweep", "status", "ablation", ["runs", "bars"], "executor", ["started", "number"], ["duration", "number"]];
@@ -17,9 +17,10 @@ function line(sweep) {
     badge(sweepStatus(sweep)),
     [
       h("a", { href: link(["ablations", sweep.ablation], sizeParams(sweep)), "data-key": `ablation ${id}` }, sweep.title || sweep.ablation),
+      " ",
       h("small", {}, [sweep.scale, setsText(sweep.sets)].filter(Boolean).join(": ")),
     ],
-    [progress(sweep.counts), h("small", {}, summary(sweep.counts), sweep.reused ? ` · ${sweep.reused} reused` : "")],
+    [progress(sweep.counts), h("small", {}, sweepSummary(sweep), sweep.reused ? ` · ${sweep.reused} reused` : "")],
     sweep.executor,
     moment(start),
     until ? duration((until - start) / 1000) : "–",
