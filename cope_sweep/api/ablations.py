@@ -218,6 +218,7 @@ class GetMissing(Question[Missing]):
 
     name: AblationName
     scale: Scale = None
+    set: Sets = []
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.runs import training_command
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
@@ -255,7 +256,7 @@ class Queries:
 
     @_answer.register
     def _missing(self, question: GetMissing) -> Missing:
-        results = self.results(question.name, question.scale)
+        results = self.results(question.name, question.scale, question.set)
         rows = []
         for row in results.plan.rows:
             records = [(results.records[run.run_id], run) for run in row.runs]
@@ -266,7 +267,8 @@ class Queries:
             ]
             if lacking:
                 rows.append(MissingRow(row=row.name, runs=lacking))
-        return Missing(missing=sum(len(row.runs) for row in rows), rows=rows, command=results.training)
+        command = training_command(results.plan, results.store)
+        return Missing(missing=sum(len(row.runs) for row in rows), rows=rows, command=command)
 
     @_answer.register
     def _mlflow_page(self, question: GetMlflowPage) -> MlflowPage:

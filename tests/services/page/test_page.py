@@ -11,11 +11,12 @@ import httpx
 import pytest
 from cope_services.http.access import KeysFile
 
-from cope_sweep.config import expand, load_ablation
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
 from cope_sweep.sweep.jobs import job_submission
+from tests.helpers.finished_runs import finish
 from tests.helpers.sample_store import API, SampleStore, serving
 from tests.helpers.scripted_cluster import scripted_cluster
 from tests.helpers.sweeps import end_sweep, write_sweep
@@ -462,6 +463,34 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert page.locator(".results tbody tr").count() > 0
 
 
+def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserContext, site: Site, tmp_path: Path) -> None:
+    sample = site.sample.copy_to(tmp_path / "copy")
+    (sample.ablations / "varied.yaml").write_text(page_site.CURVES)
+    sets = ["train.steps=30", "seeds=[0, 7]"]
+    plan = expand(with_overrides(load_ablation(sample.ablations / "varied.yaml"), assignments=sets))
+    end_sweep(sample.store, write_sweep(sample.store, plan, sets=sets))
+    for run in plan.runs:
+        finish(sample.store, run, {"in_dist/token_error": 10.0 + run.seed})
+    with serving(sample.settings()) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations", "ul.ablations")
+        page.click("text=train.steps=30, seeds=[0, 7]")
+        page.wait_for_selector("table.results")
+        assert "set=train.steps" in page.url
+        assert "6 of 6 finished" in page.inner_text(".state .counts")
+        assert "13.50" in page.inner_text("table.results")
+        # Without an address of its own, the ablation opens with the values that have runs.
+        page = visitor.open("ablations/varied", "table.results")
+        page.get_by_label("Values").select_option("as in the file")
+        page.wait_for_function("() => document.querySelector('.state .counts').innerText.includes('0 of 3 finished')")
+        page.go_back()
+        page.wait_for_function("() => document.querySelector('.state .counts').innerText.includes('6 of 6 finished')")
+        page.get_by_role("tab", name="Runs").click()
+        page.click("text=All of them in the table of runs")
+        page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 6")
+        assert visitor.problems == []
+
+
 def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
     page = visitor.open("ablations", "ul.ablations")
     page.get_by_label("Search ablations").fill("tiny table 1")
@@ -541,6 +570,7 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     record = write_sweep(store, site.sample.plan)
     page = visitor.open(f"sweeps/{record.sweep_id}", ".tiles")
     assert page.locator(".tile", has_text="finished").inner_text().split() == ["finished", "2", "/", "4"]
+    assert page.locator(".counts").inner_text().startswith("2 of 4 finished")
     assert page.get_by_role("button", name="Stop", exact=True).is_visible()
     end_sweep(store, record, "failed")
     page.get_by_role("button", name="Retry 2 runs").click()
