@@ -34,6 +34,7 @@ from matplotlib.typing import RcKeyType
 from PIL import Image
 
 from cope_sweep.errors import FigureError
+from cope_sweep.read.figures.fonts import add_fallbacks
 from cope_sweep.read.tables.model import Column
 
 Size = tuple[float, float]
@@ -165,7 +166,10 @@ def render(
     """
     stream = io.BytesIO()
     with styled(style):
-        fitted(draw(), size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
+        drawing = draw()
+        if file_format != "svg" and add_fallbacks(drawing):
+            drawing = draw()
+        fitted(drawing, size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
     content = stream.getvalue()
     return _PNG_IN_SVG.sub(_with_palette, content) if file_format == "svg" else content
 
