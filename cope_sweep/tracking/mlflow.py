@@ -7,6 +7,7 @@ keeps its own artifacts.
 from __future__ import annotations
 
 import functools
+import itertools
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,12 +231,15 @@ class MLflowLogger:
         """
         condition = f"tags.`{TAG}kind` = '{kind}'" + (f" AND tags.`{tag}` = '{value}'" if value else "")
         ids = [experiment.experiment_id for experiment in self._experiments().values()]
-        for view in (ViewType.ACTIVE_ONLY, ViewType.DELETED_ONLY):
-            token: str | None = None if ids else ""
-            while token != "":
-                page = self._client.search_runs(ids, condition, view, PAGE, OLDEST_FIRST, token)
-                yield from page
-                token = page.token or ""
+        in_trash: list[Run] = []
+        token: str | None = None if ids else ""
+        while token != "":
+            # One request for both views: each run is looked up once before it is created, and there is none of it.
+            page = self._client.search_runs(ids, condition, ViewType.ALL, PAGE, OLDEST_FIRST, token)
+            in_trash += filter(_is_in_trash, page)
+            yield from itertools.filterfalse(_is_in_trash, page)
+            token = page.token or ""
+        yield from in_trash
 
     def _find(self, item: str, kind: str) -> Run | None:
         """MLflow's run of a run or sweep; one in the trash only where there is no other. Duplicates are discarded."""
