@@ -263,6 +263,8 @@ def attend(
     observer = _observer.get()
     if observer is not None:
         observer(inputs, positions)
+    if inputs.q_BHTK.shape[2] == 0:
+        return inputs.q_BHTK  # empty, and of the result's shape: no path has to handle 0 queries
     implementation = implementation or _chosen.get()
     if dropout and seeds_B is None:
         seeds_B = draw_seeds(len(inputs.q_BHTK), inputs.q_BHTK.device)

@@ -49,8 +49,9 @@ def self_attention(
     qkv_BTX = linear(parameters, "attention.qkv", x_BTD)
     if packing is not None:
         qkv_BTX = packing.unpack(qkv_BTX)
-    B, T, _ = qkv_BTX.shape
-    qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, -1)
+    B, T, width = qkv_BTX.shape
+    # Whole shapes, without −1, which torch cannot infer for 0 tokens.
+    qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, width // (3 * heads))
     q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
     cached = {} if cache is None else cache
     start = cached["v"].shape[2] if cached else 0
@@ -75,7 +76,8 @@ def self_attention(
                 features_BTX = packing.unpack(features_BTX)
             # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
             # runs no longer give the same numbers to the bit as before.
-            sources[f"features{index}"] = features_BTX.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
+            features_BT1HX = features_BTX.view(B, T, 1, heads, features_BTX.shape[-1] // heads)
+            sources[f"features{index}"] = features_BT1HX[:, :, 0].transpose(1, 2)
     sources = _append(cached, sources)
     features = [sources.get(f"features{index}") for index in range(len(positions))]
     rotated_q, rotated_k = q_BHTK, k_BHTK

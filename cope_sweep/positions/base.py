@@ -287,6 +287,8 @@ def causal_convolution(x_BHSF: Tensor, taps_XW: Tensor) -> Tensor:
     """
     import torch.nn.functional as F
 
+    if x_BHSF.shape[2] == 0:
+        return x_BHSF  # torch has no convolution of 0 tokens
     B, H, S, features = x_BHSF.shape
     # Zeros on the left only, so that no token sees a later one.
     padded = F.pad(x_BHSF.transpose(2, 3).reshape(B, H * features, S), (taps_XW.shape[1] - 1, 0))

@@ -70,7 +70,7 @@ class PaTH(AttentionEncoding):
 
         beta_BTH1 = project(parameters, "beta", h_BTD)[..., None]
         w_BTD = h_BTD @ parameters["down"].T @ parameters["up"].T
-        w_BTHK = w_BTD.view(*beta_BTH1.shape[:3], -1)
+        w_BTHK = w_BTD.view(*beta_BTH1.shape[:3], w_BTD.shape[-1] // beta_BTH1.shape[2])
         return torch.cat((w_BTHK, beta_BTH1.to(w_BTHK.dtype)), dim=-1).flatten(2)
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:

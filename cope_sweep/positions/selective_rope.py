@@ -49,7 +49,8 @@ class SelectiveRoPE(RotaryEncoding):
     def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """W₂·W₁·x/|x|, before the convolution."""
         up_HCR = parameters["up"]
-        parts = at_least_float32(h_BTD).reshape(*h_BTD.shape[:2], len(up_HCR) if self.unit == "head" else 1, -1)
+        units = len(up_HCR) if self.unit == "head" else 1
+        parts = at_least_float32(h_BTD).reshape(*h_BTD.shape[:2], units, h_BTD.shape[-1] // units)
         unit = parts * (parts.square().sum(-1, keepdim=True) + EPS).rsqrt()
         return unit.flatten(2).to(h_BTD.dtype) @ parameters["down"].T @ up_HCR.flatten(0, 1).T
 

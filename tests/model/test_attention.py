@@ -1,10 +1,14 @@
 import math
 
+import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference, using
+from cope_sweep.model import Transformer
 from cope_sweep.model.attention import self_attention
 from cope_sweep.positions import CoPE
+from cope_sweep.positions.registered import ENCODINGS
+from tests.helpers.tiny import tiny_run
 
 
 def test_two_tokens_by_hand():
@@ -75,3 +79,13 @@ def test_biases_are_optional():
     torch.testing.assert_close(
         self_attention(parameters, x, [], heads=2), self_attention(parameters | zeros, x, [], heads=2)
     )
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference", "blocked", "native"])
+@pytest.mark.parametrize("kind", list(ENCODINGS))
+def test_no_tokens_give_no_logits(kind, implementation):
+    model = Transformer(tiny_run(**{"model.position": [kind]}))
+    with using(implementation):
+        logits_BTV = model(torch.zeros(2, 0, dtype=torch.int64))
+    logits_BTV.sum().backward()
+    assert logits_BTV.shape[:2] == (2, 0)
