@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cope_sweep.config.expand import Plan
 from cope_sweep.config.resources import Resources
@@ -30,12 +30,41 @@ time."""
 RAY_START_S, LOCAL_START_S = 20.0, 5.0
 """Seconds from the command to the first step, with Ray (`bench sweep`) and without: imports, Ray, worker processes."""
 RULE_OF_THUMB = f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core"
-PROCESS_BYTES = 600 * 2**20
-"""A worker process with torch loaded, before its first tensor."""
-SAVED_PER_TOKEN_AND_UNIT = 17
-"""Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
-RECOMPUTED_PER_TOKEN_AND_UNIT = 4
-"""The part of these that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
+PROCESS_BYTES = 750 * 2**20
+"""A worker process after a step of a model without a size: with torch and an optimiser loaded."""
+
+
+class FamilyMemory(NamedTuple):
+    """Numbers that a block takes for each token: for each unit of the model's width and of its feed-forward net."""
+
+    saved_width: float
+    saved_hidden: float
+    """Kept for the backward pass."""
+    backward_hidden: float
+    """Needed for a while in the backward pass of a block."""
+
+
+FAMILY_MEMORY = {
+    "gpt2": FamilyMemory(9.3, 1, 5),
+    "post_norm": FamilyMemory(12.9, 1, 2.4),
+    "llama": FamilyMemory(13.6, 4, 6.4),
+}
+"""Measured with 1 and 4 layers (tests/benchmarks, memory). Other families count as `llama`."""
+NOT_RECOMPUTED = 4
+"""More for each unit of width in a block of `gpt2` whose activations are too small to be computed again
+(`families.base.recomputed`)."""
+ENCODING_MEMORY = {
+    "rope": 7.0, "xpos": 5.1, "darope": 10.0, "selective_rope": 11.2, "path": 4.8, "short_convolution": 5.7,
+    "cope": 2.7, "cope_mlp": 8.9, "cope_alibi": 0.0, "relative": 1.9, "alibi": 0.5, "t5": 4.9, "fire": 1.2,
+    "kerple": 4.3, "dape": 2.8, "fox": 1.6, "stick_breaking": 4.4, "tra": 2.5, "grape_ap": 9.2, "absolute": 0.0,
+    "sinusoidal": 0.0,
+}  # fmt: skip
+"""Kind → what it adds to a block, for each token and unit of width; measured with 4 layers of `gpt2`. Others count as
+`rope` if they rotate or mix, else as `cope`."""
+LARGE_BYTES = 32 * 2**20
+"""glibc returns blocks of this size to the system as soon as they are free. Smaller ones leave holes among others."""
+LARGE_SAVED, LARGE_BACKWARD = 0.83, 0.47
+"""Shares of the numbers above without holes; measured with activations of 42 MB. On a GPU, torch leaves few."""
 LOGITS_ARRAYS = 3
 """Arrays of the logits' size: their softmax, and the gradients of both."""
 OUTPUT_ARRAYS = 3
@@ -157,22 +186,22 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     It holds weights, gradients, the optimiser's state, what the backward pass needs, and the process itself. Evaluation
     keeps nothing for a backward pass, so only the logits of longer sequences can need more there.
     """
-    model, task = run.model, run.task
-    sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
+    model, task, train = run.model, run.task, run.train
+    share = math.ceil(train.batch / resources.workers)
+    sequences = min(resources.micro_batch or share, share)
+    keeps_gradients = sequences < share or resources.workers > 1 or resources.checkpoint_activations
     tokens = sequences * task.length("train")
-    recomputed = model.family.kind == "gpt2" and tokens * model.feed_forward_dim >= RECOMPUTED_ELEMENTS
-    saved = SAVED_PER_TOKEN_AND_UNIT - (RECOMPUTED_PER_TOKEN_AND_UNIT if recomputed else 0)
-    block = saved * model.dim * tokens
+    saved, backward = _block_numbers(run, tokens, on_cuda=_on_cuda(resources))
     scored = any(encoding.scores or encoding.weighs for encoding in model.position)
     whole = resources.attention == "reference"
     unfused = any((encoding.scores or encoding.weighs) and not encoding.has_term for encoding in model.position)
     short = task.length("train") < MIN_BLOCKED_KEYS
     # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
     if whole or ((model.hard_attention or unfused) and short):
-        block += (14 if scored else 3) * model.heads * tokens * task.length("train")
-    activations = model.layers * block
+        saved += (14 if scored else 3) * model.heads * tokens * task.length("train")
+    activations = model.layers * saved
     if resources.checkpoint_activations:
-        activations = model.layers * model.dim * tokens + block
+        activations = model.layers * model.dim * tokens + saved
     longest = (task.longer(times).length(task.TESTS[0]) for times in run.evaluate.lengths)
     windows = [*run.evaluate.contexts, run.evaluate.positions or 0]
     evaluated = [*(sequences * task.length(split) for split in run.test_sets), *windows, *longest]
@@ -181,11 +210,31 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     if tokens * task.vocabulary_size > chunk:
         logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size
     owners = resources.workers if resources.shard == "optimizer" else 1
-    state = sum(
-        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count
-        for name, shape, count in _declared_parameters(run)
-    )
-    return PROCESS_BYTES + int(state) + FLOAT32_BYTES * (activations + logits)
+    declared = [(name, shape, math.prod(shape) * count) for name, shape, count in _declared_parameters(run)]
+    state = sum((FLOAT32_BYTES + train.optimizer.state_bytes(name, shape) / owners) * n for name, shape, n in declared)
+    gradients = sum(n for *_, n in declared)
+    at_start, at_end = activations + max(logits, backward), gradients + saved + backward
+    # Gradients come as activations go, unless there are those of earlier parts of the batch, or buffers for workers.
+    needed = gradients + at_start if keeps_gradients else max(at_start, at_end)
+    return PROCESS_BYTES + int(state + FLOAT32_BYTES * needed)
+
+
+def _block_numbers(run: RunSpec, tokens: int, *, on_cuda: bool) -> tuple[float, float]:
+    """How many numbers a block saves for the backward pass, and how many it needs for a while in it."""
+    model = run.model
+    family = FAMILY_MEMORY.get(model.family.kind, FAMILY_MEMORY["llama"])
+    width, hidden = model.dim * tokens, model.feed_forward_dim * tokens
+    saved, backward = family.saved_width * width + family.saved_hidden * hidden, family.backward_hidden * hidden
+    if model.family.kind == "gpt2" and hidden < RECOMPUTED_ELEMENTS:
+        saved += NOT_RECOMPUTED * width
+    for encoding in model.position:
+        layers = sum(encoding.serves(layer) for layer in range(model.layers))
+        known_as = "rope" if encoding.rotates or encoding.mixes else "cope"
+        added = ENCODING_MEMORY.get(encoding.kind, ENCODING_MEMORY[known_as])
+        saved += added * width * layers / model.layers
+    if on_cuda or width * FLOAT32_BYTES >= LARGE_BYTES:
+        return LARGE_SAVED * saved, LARGE_BACKWARD * backward
+    return saved, backward
 
 
 def _on_cuda(resources: Resources) -> bool:
