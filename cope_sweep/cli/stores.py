@@ -122,9 +122,9 @@ def copy(
 ) -> None:
     """Copy an ablation's finished runs to a folder of results: with curves, measures of heads and provenance.
 
-    For runs that were trained in several stores. Finished runs that the folder has stay as they are, and none is lost:
-    an ablation file that has no longer all of them is an error. Checkpoints are not copied. Write the report anew
-    afterwards: `cope-sweep report ABLATION --store DIR --out DIR`.
+    Use it if the runs were trained in several stores. The folder's own finished runs stay as they are. It is an error
+    if the ablation file no longer has all of them. Checkpoints are not copied. Afterwards, write the report again:
+    `cope-sweep report ABLATION --store DIR --out DIR`.
 
     Example: `cope-sweep store copy flip_flop --scale small --store other/store --to ablations/results`
     """

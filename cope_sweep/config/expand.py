@@ -131,7 +131,7 @@ class Plan:
 
     @cached_property
     def _rows_by_run(self) -> dict[str, Row]:
-        # Reversed, so that of several rows with the same run the first one stays.
+        # Reversed: if several rows have the same run, the first of them wins.
         return {run.run_id: row for row in reversed(self.rows) for run in row.runs}
 
     def row_of(self, run_id: str) -> Row | None:

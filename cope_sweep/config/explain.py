@@ -165,7 +165,7 @@ def closest(name: str, accepted: Sequence[str]) -> str | None:
     folded = name.casefold()
     matches = [candidate for candidate in accepted if folded.replace("-", "_") in SYNONYMS.get(candidate, ())]
     if not matches:
-        # Reversed, so that of names that differ in case only the first one stays.
+        # Reversed: if names differ only in case, the first of them wins.
         by_folded = {candidate.casefold(): candidate for candidate in reversed(accepted)}
         matches = [by_folded[candidate] for candidate in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
     return matches[0] if matches else None

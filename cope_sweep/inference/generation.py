@@ -108,7 +108,7 @@ class Generation:
             raise not_finite(self.predictor.run)
         token, vocabulary = sample(logits_V, self.sampling.temperature, self._rng), self.predictor.vocabulary
         normalizer = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())
-        # Stable, so that of equal tokens the lowest id comes first.
+        # A stable sort puts the lowest id first among equal tokens.
         best = np.argsort(-logits_V, kind="stable")[: self.sampling.top].tolist() if self.sampling.top else []
         self.tokens.append(
             Token(token, float(logits_V[token] - normalizer), [(k, float(logits_V[k] - normalizer)) for k in best])

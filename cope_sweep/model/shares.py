@@ -13,7 +13,7 @@ from cope_sweep.kernels.dropout import at_place, uniforms
 
 def sampled_shares(seeds_B: Tensor, tokens: int) -> Tensor:
     """Positions in training, (B, T) float64: sorted, uniform on [0, 1), a function of the sequences' seeds."""
-    # Dropout numbers its places in the model, of which 0 to 15 are the embedding's. It uses 0 alone.
+    # Each place in the model draws from its own stream. 0 to 15 belong to the embedding, whose dropout uses only 0.
     return uniforms(at_place(seeds_B, 1), tokens).sort(dim=1).values
 
 

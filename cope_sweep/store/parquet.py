@@ -84,9 +84,11 @@ class KeptRun(RunFolder):
             return
         started_ms = self._file.records[self.run_id].created_ms
         for step, metric, value, time_s in self._file.curve(self.run_id):
-            known = time_s is not None and started_ms is not None
-            # The time was written as whole milliseconds / 1000: rounding gives back exactly what was logged.
-            yield step, metric, value, started_ms + round(time_s * 1000) if known else None  # type: ignore[operator]
+            time_ms = None
+            if time_s is not None and started_ms is not None:
+                # The time was written as whole milliseconds / 1000: rounding gives back exactly what was logged.
+                time_ms = started_ms + round(time_s * 1000)
+            yield step, metric, value, time_ms
 
     def fetch_checkpoint(self) -> Path:
         """Raises NotFinishedError: there are no checkpoints in a folder of results."""

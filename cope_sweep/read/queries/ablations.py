@@ -140,7 +140,7 @@ class AblationFiles:
         return urlencode([*([("scale", scale)] if scale else []), *(("set", text) for text in sets)], safe="=[],.+")
 
     def _variant(self, ablation: LoadedAblation, plan: Plan, sets: Sequence[str]) -> Plan:
-        """The plan with the values of a client, cached. `ablation` is that of `plan` before its scale."""
+        """The plan with values as after `--set`. `ablation` is the plan's, before its scale. The latest are kept."""
         key = plan.name, plan.ablation.scale, tuple(sets)
         with self._variants_lock:
             cached = self._variants.get(key)
@@ -150,7 +150,6 @@ class AblationFiles:
             changed = with_overrides(ablation, scale=plan.ablation.scale, assignments=sets)
             variant = expand(changed, max_runs=self._max_runs)
             check_paths(variant, plan)
-            variant.row_of("")
         except SpecError as error:
             data = error.shown_data(self._error_text)
             raise QueryError(self._error_text(str(error)), code=error.code, **data) from error

@@ -3,8 +3,7 @@ r"""Texts as LaTeX code that every engine compiles, with no packages.
 pdfLaTeX reads accented Latin letters, but stops at Greek letters, arrows and most symbols, which have commands
 here. Other scripts it does not have: `unknown_characters` finds what is left for XeLaTeX and LuaLaTeX.
 
-A table of our own, because that of pylatexenc also has commands of packages such as tipa, and characters of fonts that
-few systems have.
+The table is our own: pylatexenc's writes Cyrillic as commands (`\cyra`) of a font encoding that a document has to load.
 """
 
 from __future__ import annotations
