@@ -5,8 +5,10 @@ Names of hosts and processes, messages of failed runs, and options that may name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,31 @@ def copy_runs(results: Results, target: ParquetStore) -> Copied:
     Raises NotFinishedError if there is no finished run, and if a finished run of the folder is not in the plan: it
     would be lost. Raises OSError.
     """
+    with _locked(target.root):
+        return _copy_runs(results, target)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, which is made if it is missing. It goes again if the block raises and has written nothing."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    # The folder itself is locked: a lock file would stand among results that people commit.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Two commands that copy at once would each write what they had read: one would drop the other's runs.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _copy_runs(results: Results, target: ParquetStore) -> Copied:
     plan, records, there = results.plan, results.records, target.kept(results.plan)
     kept = {run_id: record for run_id, record in there.records.items() if record.status == "finished"} if there else {}
     if lost := kept.keys() - records.keys():

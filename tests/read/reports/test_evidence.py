@@ -1,5 +1,7 @@
 """The evidence of an ablation: its files, their content, and what is missing."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pandas as pd
@@ -7,6 +9,7 @@ import pandas as pd
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.reports import evidence, write_evidence
+from cope_sweep.read.reports import runs as runs_module
 from cope_sweep.read.reports.runs import copy_runs, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
@@ -82,6 +85,25 @@ def test_runs_of_two_stores_are_copied_to_the_same_results(tmp_path):
     assert {path.name: path.read_bytes() for path in target.root.iterdir()} == before
 
 
+def test_copies_at_the_same_time_lose_no_run(tmp_path, monkeypatch):
+    plan = plan_of()
+    for run in plan.runs:
+        finish(Store(tmp_path / run.run_id, create=True), run, {"in_dist/token_error": 1.0, "dense/loss": 0.1}, FACTS)
+    results = [read_results(plan, Store(tmp_path / run.run_id)) for run in plan.runs]
+    written = runs_module.write_files
+
+    def write_late(*arguments):
+        time.sleep(0.2)  # whoever reads meanwhile does not see these runs
+        return written(*arguments)
+
+    monkeypatch.setattr(runs_module, "write_files", write_late)
+    with ThreadPoolExecutor(len(results)) as pool:
+        copies = list(pool.map(lambda each: copy_runs(each, ParquetStore(tmp_path / "out")), results))
+    assert sorted(copy.finished for copy in copies) == list(range(1, len(results) + 1))
+    records = read_results(plan, ParquetStore(tmp_path / "out")).records.values()
+    assert {record.status for record in records} == {"finished"}
+
+
 def test_measures_of_heads_are_copied_with_their_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("cope_sweep.read.figures.marks.TOKENS", 100)
     figure = {"kind": "maps", "show": "gates", "mark": "data", "claim": "Gates open at data", "split": "in_dist"}
@@ -106,6 +128,7 @@ def test_a_copy_adds_runs_and_loses_none(tmp_path):
     plan, more, fewer = (plan_of(seeds=list(range(seeds)), figures=FIGURES[:1]) for seeds in (2, 3, 1))
     with raises("not_finished", ablation="copying"):
         copy_runs(read_results(plan, store), target)
+    assert not target.root.exists()
     finished_runs(plan, store)
     copy_runs(read_results(plan, store), target)
     finished_runs(more, store)
