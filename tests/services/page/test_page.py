@@ -628,6 +628,14 @@ def test_a_sweep_is_submitted_by_a_form(
         page.locator("form.train select").select_option("longer")
         page.wait_for_function("() => location.hash.includes('scale=longer')")
         assert page.get_by_label("Replaced values").input_value() == "train.stepz=3"  # what was typed is kept
+        page.wait_for_function("() => document.querySelector('form.train select').value === 'longer'")
+        page.get_by_label("Replaced values").select_text()
+        page.evaluate("history.back()")  # the form is drawn again while somebody types in it
+        page.wait_for_function("() => document.querySelector('form.train select').value === 'base'")
+        page.keyboard.insert_text("train.lr=0.03")
+        assert page.get_by_label("Replaced values").input_value() == "train.lr=0.03"  # what was selected is replaced
+        page.evaluate("history.forward()")
+        page.wait_for_function("() => document.querySelector('form.train select').value === 'longer'")
         page.get_by_label("Replaced values").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
         page.get_by_label("train at most").fill("3")
         page.get_by_label("for at most").fill("90")

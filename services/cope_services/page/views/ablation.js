@@ -121,7 +121,7 @@ export function ablation(root, name) {
   const [head, banner, claims, main, curves, other] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
   let [started, title, mlflowUrl] = [false, name, undefined];
-  const draft = {}; // of the form that submits a sweep
+  const form = trainForm(name, chooseScale);
 
   /** Draw the results, and return where they are from. */
   async function results(detail, size, params, committed) {
@@ -185,9 +185,10 @@ export function ablation(root, name) {
       } else if (tab === "runs") {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, size)));
       } else if (tab === "train") {
-        part("other", `train ${JSON.stringify([size, detail.counts, base.scales])}`, () =>
-          trainForm(other, { name, scale, sets, scales: base.scales, draft, choose: chooseScale }),
-        );
+        part("other", `train ${JSON.stringify([size, detail.counts, base.scales])}`, () => {
+          if (!other.contains(form.node)) replace(other, h("h2", {}, "Train"), form.node);
+          form.update({ scale, sets, scales: base.scales });
+        });
       } else if (tab === "figures") {
         if (committed) notice = COMMITTED;
         await figures(other, { name, scale, sets, counts: detail.counts, committed, part });

@@ -64,40 +64,27 @@ async function previewed(cost) {
   ].filter(Boolean).join(" ");
 }
 
-/** Draw the form into a container. `draft` keeps what was typed while the view is drawn again. */
-export function trainForm(container, { name, scale, sets, scales, draft, choose }) {
+/**
+ * The form of an ablation. It is made once and updated, so that what is typed, what is selected and a composition of an
+ * input method last while the view changes around it.
+ */
+export function trainForm(name, choose) {
   const [error, button] = [h("p", { class: "bad", role: "alert" }), h("button", { type: "submit", class: "primary", "data-key": "train" }, "Train")];
   const overrides = h("textarea", {
     id: "overrides",
     rows: 4,
-    value: draft.overrides ?? sets.join("\n"),
     placeholder: "train.steps=100\nseeds=[0]",
     spellcheck: "false",
     "data-key": "overrides",
     "aria-describedby": "overrides-help",
-    oninput: (event) => {
-      draft.overrides = event.target.value;
-      later();
-    },
+    oninput: later,
   });
   const limits = LIMITS.map(([id, , , unit]) =>
-    h("input", {
-      id,
-      type: "number",
-      min: 1,
-      step: 1,
-      value: draft[id] ?? "",
-      placeholder: "no limit",
-      "data-key": id,
-      oninput: (event) => {
-        draft[id] = event.target.value;
-        later();
-      },
-      "data-unit": unit,
-    }),
+    h("input", { id, type: "number", min: 1, step: 1, placeholder: "no limit", "data-key": id, "data-unit": unit, oninput: later }),
   );
   const preview = h("p", { class: "note", role: "status" }, "…");
-  let [timer, newest] = [null, 0];
+  const scales = h("div");
+  let [scale, timer, newest, sent] = ["", null, 0, {}]; // sent: what was sent without an answer, and its id
 
   function request() {
     const body = { ablation: name, set: lines(overrides.value) };
@@ -122,16 +109,17 @@ export function trainForm(container, { name, scale, sets, scales, draft, choose 
     event.preventDefault();
     const body = request();
     const text = JSON.stringify(body);
-    if (draft.sent !== text) Object.assign(draft, { sent: text, id: newSweepId() });
+    if (sent.text !== text) sent = { text, id: newSweepId() };
     button.disabled = true;
     replace(error);
     try {
-      const sweep = await put(at(`sweeps/${draft.id}`), body);
-      for (const each of Object.keys(draft)) delete draft[each]; // the same again is another sweep
+      const sweep = await put(at(`sweeps/${sent.id}`), body);
+      sent = {}; // the same again is another sweep
+      form.reset();
       location.hash = link(["sweeps", sweep.sweep_id]);
     } catch (problem) {
       // The service has refused it: what is sent next is another request.
-      if (problem.status !== undefined) delete draft.sent;
+      if (problem.status !== undefined) sent = {};
       const why = problem.status === undefined ? "The service does not answer; send it again: it will not be trained twice." : problem.message;
       replace(error, why);
     } finally {
@@ -139,24 +127,30 @@ export function trainForm(container, { name, scale, sets, scales, draft, choose 
     }
   }
 
-  replace(
-    container,
-    h("h2", {}, "Train"),
-    h("form", { class: "train", onsubmit: submit },
-      preview,
-      scales.length ? select("scale", scaleOptions(scales), scaleName(scale), choose) : null,
-      h("label", { for: "overrides" }, "Replaced values"),
-      overrides,
-      h("p", { class: "note", id: "overrides-help" },
-        "One ", h("code", {}, "KEY=VALUE"), " in each line, as after ", h("code", {}, "--set"),
-        ". Other values make other runs, which are added to the store.",
-      ),
-      LIMITS.map(([id, before, after], index) =>
-        h("div", { class: "field" }, h("label", { for: id }, before), limits[index], h("span", {}, after)),
-      ),
-      error,
-      h("div", { class: "actions" }, button),
+  const form = h("form", { class: "train", onsubmit: submit },
+    preview,
+    scales,
+    h("label", { for: "overrides" }, "Replaced values"),
+    overrides,
+    h("p", { class: "note", id: "overrides-help" },
+      "One ", h("code", {}, "KEY=VALUE"), " in each line, as after ", h("code", {}, "--set"),
+      ". Other values make other runs, which are added to the store.",
     ),
+    LIMITS.map(([id, before, after], index) =>
+      h("div", { class: "field" }, h("label", { for: id }, before), limits[index], h("span", {}, after)),
+    ),
+    error,
+    h("div", { class: "actions" }, button),
   );
-  show();
+  return {
+    node: form,
+    /** Show another scale, or the counts that have changed. */
+    update(asked) {
+      scale = asked.scale;
+      overrides.defaultValue = asked.sets.join("\n"); // shown until something is typed
+      scales.hidden = !asked.scales.length;
+      replace(scales, asked.scales.length ? select("scale", scaleOptions(asked.scales), scaleName(scale), choose) : null);
+      show();
+    },
+  };
 }
