@@ -120,6 +120,7 @@ export function ablation(root, name) {
   const part = changes();
   const [head, banner, claims, main, curves, other] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
+  const drawTable = resultsTable(main);
   let [started, title, mlflowUrl] = [false, name, undefined];
   const form = trainForm(name, chooseScale);
 
@@ -136,7 +137,7 @@ export function ablation(root, name) {
     });
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
     part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, size, committed), detail, committed }),
+      drawTable({ ...loaded, chosen, params, downloads: downloads(name, size, committed), detail, committed }),
     );
     const found = await get(at("claims", { ablation: name, scale, set: sets, committed }));
     part("claims", JSON.stringify(found), () => replace(claims, claimsSection(found)));
@@ -161,7 +162,7 @@ export function ablation(root, name) {
       const chosenTab = params.get("tab") ?? "results";
       const tab = pages.some(([each]) => each === chosenTab) ? chosenTab : "results";
       title = detail.title || name;
-      if (!started) replace(root, head, banner, claims, main, curves, other);
+      if (!started) replace(root, head, banner, h("div", { class: "beside" }, main, curves), claims, other);
       started = true;
       part("head", JSON.stringify([detail, size, tab, pages, mlflowUrl]), () =>
         replace(head, ...header({ ...detail, scales: base.scales, variants: base.variants }, size, tab, pages, mlflowUrl)),

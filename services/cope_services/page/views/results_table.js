@@ -1,8 +1,8 @@
 // The table of an ablation: ours, what the paper published, verdicts, and the runs of a cell.
 // Cells come with their texts: nothing is rounded here.
 
-import { h, replace, scrolling, section, select } from "../dom.js";
-import { integer, withMinus } from "../format.js";
+import { empty, h, replace, scrolling, searchField, section, select } from "../dom.js";
+import { integer, plural, withMinus } from "../format.js";
 import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
 
@@ -27,10 +27,19 @@ function verdictText({ verdict: text, against }) {
   return { agrees: "agrees with the paper", differs: "differs from the paper" }[text] ?? text;
 }
 
+/** The verdict, and the interval of the difference, which says how large it is. */
 function verdict(comparison) {
-  if (!comparison || comparison.verdict === "descriptive") return null;
-  return h("span", { class: `verdict ${CLASSES[comparison.verdict] ?? ""}` }, verdictText(comparison));
+  if (!comparison || comparison.verdict === "descriptive") return [];
+  const { verdict: text, ci_low: low, texts } = comparison;
+  return [
+    h("span", { class: `verdict ${CLASSES[text] ?? ""}` }, verdictText(comparison)),
+    low !== null && h("span", { title: `95 % interval of the difference from ${comparison.against}` }, withMinus(texts.interval)),
+  ];
 }
+
+/** How many of the seeds have learned the task, where the metric says what that is. */
+const learned = (found) =>
+  found.learned && found.learned.n > 1 && h("span", { title: "seeds that have learned the task" }, `${found.learned.k}/${found.learned.n} learned`);
 
 /** The numbers of a comparison in a sentence. */
 function comparisonText({ texts, ci_low: low, p_adjusted: p, against }) {
@@ -43,7 +52,7 @@ function comparisonText({ texts, ci_low: low, p_adjusted: p, against }) {
 }
 
 function cell(row, metric, context) {
-  const { params, published, widths, committed } = context;
+  const { params, published, widths, committed, shades } = context;
   const found = row.metrics[metric.name];
   const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
   const id = `${row.row}|${metric.name}`;
@@ -75,9 +84,55 @@ function cell(row, metric, context) {
         "paper ",
         withSpread(paper.text, 0),
       ),
-    verdict(found.comparison),
+    learned(found),
+    ...verdict(found.comparison),
   ];
-  return h("td", { class: "number" }, ours, below.some(Boolean) && h("span", { class: "below" }, below));
+  const shade = shades.get(metric.name)?.get(row.row) ?? "";
+  return h("td", { class: `number ${shade}` }, ours, below.some(Boolean) && h("span", { class: "below" }, below));
+}
+
+const SHADES = 5;
+
+/** Row → its place among the values of a column: 0 for the best. Equal values share a place, rows without a value have none. */
+function places(rows, metric) {
+  const value = (row) => row.metrics[metric.name].mean * (metric.goal === "min" ? 1 : -1);
+  const values = rows.filter((row) => row.metrics[metric.name].n).map(value);
+  return new Map(rows.filter((row) => row.metrics[metric.name].n).map((row) => [row.row, values.filter((each) => each < value(row)).length]));
+}
+
+/** Most seeds have not learned the task, or do no better than a rule that does not solve it. */
+const isUnlearned = ({ mostly_stuck: stuck, learned: share }) => stuck || (share !== null && 2 * share.k < share.n);
+
+/** Row → the class of its cell: the better the place among rows that have learned the task, the more colour; else grey. */
+function shadesOf(rows, metric) {
+  const isGrey = (row) => isUnlearned(row.metrics[metric.name]);
+  const found = places(rows.filter((row) => !isGrey(row)), metric);
+  const most = Math.max(...found.values(), 1);
+  const shade = (place) => `heat${SHADES - 1 - Math.round((place / most) * (SHADES - 1))}`;
+  const shades = found.size > 1 ? [...found].map(([row, place]) => [row, shade(place)]) : [];
+  return new Map([...shades, ...rows.filter(isGrey).map((row) => [row.row, "unlearned"])]);
+}
+
+/** The rows, those with the least mean place over the columns first, as in the heatmap; rows without values last. */
+function byRank(rows, metrics) {
+  const found = metrics.filter((metric) => metric.compared).map((metric) => places(rows, metric));
+  const rank = (row) => {
+    const own = found.filter((each) => each.has(row.row)).map((each) => each.get(row.row));
+    return own.length ? own.reduce((sum, each) => sum + each, 0) / own.length : Infinity;
+  };
+  const ranks = new Map(rows.map((row) => [row.row, rank(row)]));
+  return [...rows].sort((a, b) => (ranks.get(a.row) === ranks.get(b.row) ? 0 : ranks.get(a.row) - ranks.get(b.row)));
+}
+
+/**
+ * The rows by the labels of the first axis, if it groups them: [[label, rows], …]. The axis along which rows are compared
+ * does not: its rows belong beside one another.
+ */
+function groupsOf({ rows, axes }, against) {
+  const [first] = Object.keys(axes);
+  const labels = [...new Set(rows.map((row) => row.labels[first]))];
+  const groups = Object.keys(axes).length > 1 && labels.length > 1 && rows.length >= 2 * labels.length && !against.startsWith(`${first}=`);
+  return groups ? labels.map((label) => [label, rows.filter((row) => row.labels[first] === label)]) : [[null, rows]];
 }
 
 const STUCK = "† Most seeds are stuck: they do no better than a simple rule that does not solve the task.";
@@ -115,9 +170,11 @@ function runsOfCell(row, metric, width) {
   );
 }
 
-function sorted(rows, params) {
+/** Rows in the order of the address: by a column, by name, as in the file, or, without one, by rank. */
+function sorted(rows, metrics, params) {
   const [key, descending] = [params.get("sort"), params.get("order") === "desc"];
-  if (!key) return rows;
+  if (!key) return byRank(rows, metrics);
+  if (key === "file") return rows;
   const value = (row) => (key === "row" ? row.row : key === "parameters" ? row.parameters : row.metrics[key]?.mean) ?? null;
   return [...rows].sort((a, b) => {
     const [x, y] = [value(a), value(b)];
@@ -126,7 +183,7 @@ function sorted(rows, params) {
   });
 }
 
-/** A header that sorts: ascending, descending, the order of the file. */
+/** A header that sorts: ascending, descending, by rank. */
 function heading(key, text, params, attributes = {}) {
   const own = params.get("sort") === key;
   const descending = own && params.get("order") === "desc";
@@ -143,19 +200,25 @@ function goals(metrics) {
   return `Lower is better${higher.length ? `; of ${higher.map((metric) => metric.title).join(", ")}, higher` : ""}.`;
 }
 
-/** Draw the table. `published` has the published values where this scale is not compared with them. */
-export function resultsTable(container, context) {
-  const { table, against, canPaper, chosen, params, published, downloads, detail, committed } = context;
-  const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
-  const parameters = table.rows.some((row) => row.parameters !== null);
+/** One table: the rows of a group, without the columns that none of them has. */
+function groupTable(label, rows, context) {
+  const { table, chosen, params, committed, published } = context;
+  const isUsed = ({ name }) => rows.some((row) => row.metrics[name].n || row.metrics[name].published || published?.get(row.row)?.[name]?.published);
+  const used = table.metrics.filter(isUsed);
+  const metrics = used.length ? used : table.metrics; // nothing is trained yet
+  const parameters = rows.some((row) => row.parameters !== null) && !metrics.some(({ name }) => name === "facts.parameters");
+  const widths = new Map(metrics.map((metric) => [metric.name, widest(rows, metric)]));
+  const shades = new Map(metrics.filter((metric) => metric.compared).map((metric) => [metric.name, shadesOf(rows, metric)]));
+  const titles = Object.values(table.axes);
   const columns = [
-    ["row", Object.values(table.axes).join(" · ") || "row", {}],
-    ...table.metrics.map((metric) => [metric.name, metric.title, { class: "number" }]),
+    ["row", (label === null ? titles : titles.slice(1)).join(" · ") || "row", {}],
+    ...metrics.map((metric) => [metric.name, metric.title, { class: "number" }]),
     ...(parameters ? [["parameters", "parameters", { class: "number" }]] : []),
   ];
-  const body = sorted(table.rows, params).flatMap((row) => {
+  const nameOf = ({ row, labels }) => (label === null ? row : Object.entries(labels).slice(1).map(([, each]) => each).join(" · ") || row);
+  const body = sorted(rows, metrics, params).flatMap((row) => {
     const [openRow, openMetric] = splitOpen(params.get("open"));
-    const metric = row.row === openRow ? table.metrics.find((each) => each.name === openMetric) : null;
+    const metric = row.row === openRow ? metrics.find((each) => each.name === openMetric) : null;
     const line = h("tr", { class: chosen.includes(row.row) ? "chosen" : "" },
       !committed && h("td", { class: "choose" },
         h("input", {
@@ -166,17 +229,33 @@ export function resultsTable(container, context) {
           onchange: () => change({ row: toggled("row", row.row) }),
         }),
       ),
-      h("th", { scope: "row" },
-        row.row,
+      h("th", { scope: "row", title: row.row },
+        nameOf(row),
         row.counts.finished < row.seeds
           ? h("small", {}, `${row.counts.finished} of ${row.seeds} seeds`, problems(row.counts))
           : null,
       ),
-      table.metrics.map((each) => cell(row, each, { params, published, widths, committed })),
+      metrics.map((each) => cell(row, each, { ...context, widths, shades })),
       parameters && h("td", { class: "number" }, integer(row.parameters)),
     );
     return metric && row.metrics[metric.name].n ? [line, runsOfCell(row, metric, columns.length + 1)] : [line];
   });
+  return scrolling(
+    label === null ? "Result table" : `Result table: ${label}`,
+    h("table", { class: "results" },
+      h("thead", {},
+        h("tr", {},
+          !committed && h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
+          columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
+        ),
+      ),
+      h("tbody", {}, body),
+    ),
+  );
+}
+
+/** What the rows are compared with: [[value of `compare`, text], …]. */
+function references({ table, detail, against, canPaper }) {
   const options = [
     ["none", "nothing"],
     ...(canPaper ? [["paper", "the paper"]] : []),
@@ -184,43 +263,56 @@ export function resultsTable(container, context) {
   ];
   for (const key of [detail.reference, against])
     if (key && !options.some(([known]) => known === key)) options.push([key, key.replace("=", " = ")]);
-  const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
-  replace(
-    container,
-    section(
-      "Results",
-      {
-        id: "results",
-        controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
-      },
-      table.compared?.answer && h("p", { class: "prose" }, table.compared.answer),
-      scrolling(
-        "Result table",
-        h("table", { class: "results" },
-          h("thead", {},
-            h("tr", {},
-              !committed && h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
-              columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
-            ),
-          ),
-          h("tbody", {}, body),
-        ),
+  return options;
+}
+
+const FILTERED = 10; // rows from which a filter helps
+
+/**
+ * A function that draws the table. The field of its filter is made once: it is typed in while the view changes.
+ * `published` has the published values where this scale is not compared with them.
+ */
+export function resultsTable(container) {
+  const filter = searchField("Filter rows", "the name of the row", (only) => change({ only }, { replace: true }));
+  const [controls, answer, tables, notes] = [h("div", { class: "bar controls" }), h("div"), h("div", { class: "tables" }), h("div", { class: "notes" })];
+  return (context) => {
+    const { table, against, params, published, downloads, committed } = context;
+    const only = params.get("only") ?? "";
+    if (document.activeElement !== filter) filter.value = only;
+    const words = only.toLowerCase().split(/\s+/).filter(Boolean);
+    const kept = table.rows.filter(({ row }) => words.every((word) => row.toLowerCase().includes(word)));
+    const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
+    const isOrdered = [["", "by rank"], ["file", "as in the file"]];
+    if (!controls.isConnected) replace(container, section("Results", { id: "results" }, answer, controls, tables, notes));
+    replace(answer, table.compared?.answer && h("p", { class: "prose" }, table.compared.answer));
+    if (!filter.isConnected) controls.append(filter, h("div", { class: "bar choices" }));
+    filter.hidden = table.rows.length < FILTERED && !only;
+    replace(controls.lastChild,
+      h("span", { class: "note" }, kept.length < table.rows.length ? `${kept.length} of ${plural(table.rows.length, "row")}` : plural(kept.length, "row")),
+      select("rows", isOrdered, params.get("sort") === "file" ? "file" : "", (sort) => change({ sort: sort || null, order: null })),
+      select("verdicts against", references(context), against, (value) => change({ compare: value })),
+      downloads,
+    );
+    replace(tables,
+      groupsOf({ ...table, rows: kept }, against).map(([label, rows]) =>
+        h("div", {}, label !== null && h("h3", {}, label), groupTable(label, rows, context)),
       ),
-      h("div", { class: "notes" },
-        [
-          `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
-          table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
-          shown &&
-            "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
-          table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file.` : null,
-          ...(table.compared?.rules ?? []),
-          ...table.warnings,
-        ]
-          .filter(Boolean)
-          .map((text) => h("p", { class: "note" }, text)),
-      ),
-    ),
-  );
+      !kept.length && empty("No row has these words in its name."),
+    );
+    replace(notes,
+      [
+        `Mean ± standard deviation over seeds. ${goals(table.metrics)} The more colour, the better in its column; grey: not learned.${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
+        table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
+        shown &&
+          "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
+        table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file.` : null,
+        ...(table.compared?.rules ?? []),
+        ...table.warnings,
+      ]
+        .filter(Boolean)
+        .map((text) => h("p", { class: "note" }, text)),
+    );
+  };
 }
 
 function problems(counts) {
