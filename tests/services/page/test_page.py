@@ -434,7 +434,10 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     write_evidence(evidence(read_results(sample.plan, sample.store)), sample.ablations / "results")
     with serving(sample.settings(store=tmp_path / "empty")) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
-        page = visitor.open("ablations", ".claims")
+        page = visitor.open("ablations", ".folded")
+        assert page.locator(".folded summary").inner_text() == "Table 2 0 of 1 claim shown"
+        assert page.locator(".welcome").is_visible()  # nothing is trained here yet
+        page.locator(".folded summary").click()
         assert [each.split("\t")[0].strip() for each in page.locator(".claims tbody tr").all_inner_texts()] == [
             "CoPE copies better\nTable 2 · tiny"
         ]
@@ -485,6 +488,73 @@ def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserConte
         page.wait_for_function("() => document.querySelector('.state .counts').innerText.includes('0 of 3 finished')")
         page.get_by_label("Values").select_option("train.steps=30, seeds=[0, 7]")
         page.wait_for_function("() => document.querySelector('.state .counts').innerText.includes('6 of 6 finished')")
+        assert visitor.problems == []
+
+
+GROUPED = """\
+title: Two tasks
+base:
+  model: {layers: 1, dim: 8, heads: 2}
+  train: {steps: 30, batch: 4}
+grid:
+  task:
+    Copy: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
+    Recall: {kind: mqar, pairs: 2, more_pairs: 2, tokens: 16}
+  model.position: {CoPE: [cope], Absolute: [absolute], RoPE: [rope], ALiBi: [alibi], T5: [t5]}
+seeds: [0, 1, 2, 3, 4]
+metrics:
+  - {name: in_dist/token_error, label: In-dist., unit: "%", learned: 1.0}
+  - {name: dense/token_error, label: Dense, unit: "%"}
+claims:
+  - {text: CoPE copies better than RoPE, better: {model.position: CoPE}, than: {model.position: RoPE}}
+"""
+
+
+def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
+    context: BrowserContext, site: Site, tmp_path: Path
+) -> None:
+    sample = site.sample.copy_to(tmp_path / "copy")
+    (sample.ablations / "grouped.yaml").write_text(GROUPED)
+    plan = expand(load_ablation(sample.ablations / "grouped.yaml"))
+    errors = {"CoPE": 0.0, "Absolute": 30.0, "RoPE": 20.0, "ALiBi": 10.0, "T5": 40.0}
+    end_sweep(sample.store, write_sweep(sample.store, plan))
+    for row in plan.rows:
+        for run in row.runs:
+            error = errors[row.labels["model.position"]] + run.seed / 10
+            dense = {"dense/token_error": 50.0 - error} if row.labels["task"] == "Copy" else {}
+            finish(sample.store, run, {"in_dist/token_error": error, **dense})
+    with serving(sample.settings()) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/grouped", ".tables table")
+        copied, recalled = (page.get_by_role("region", name=f"Result table: {task}") for task in ("Copy", "Recall"))
+        names = "tbody th"
+        assert recalled.locator(names).all_inner_texts() == ["CoPE", "ALiBi", "RoPE", "Absolute", "T5"]
+        assert "Dense (%)" in copied.inner_text()
+        assert "Dense (%)" not in recalled.inner_text()  # no row has it
+        best, *others = recalled.locator("td.number").all()[::2]
+        assert "5/5 learned" in best.inner_text()
+        assert all("unlearned" in each.get_attribute("class") for each in others)
+        assert copied.locator("td.heat4").count() == 2  # the best of each column
+        assert "better than CoPE" not in copied.inner_text()
+        assert copied.locator("tr", has_text="RoPE").locator(".below").first.inner_text().split("\n")[1:] == [
+            "worse than CoPE",
+            "[19.75, 20.25]",
+        ]
+        page.get_by_role("button", name="In-dist. (%)").first.click()
+        page.wait_for_selector("[aria-sort=ascending]")
+        page.locator('[data-key=rows]').select_option("file")
+        page.wait_for_function("() => document.querySelector('.results tbody tr:nth-child(2) th').innerText === 'Absolute'")
+        page.get_by_label("Filter rows").fill("copy rope")
+        page.wait_for_function("() => document.querySelectorAll('.results tbody tr').length === 1")
+        assert page.get_by_text("1 of 10 rows").is_visible()
+        assert page.get_by_label("Filter rows").input_value() == "copy rope"
+        assert accessibility(page) == []
+        page = visitor.open("ablations", ".leaders")
+        card = page.locator("ul.ablations > li", has_text="Two tasks")
+        assert card.locator(".leaders dt").all_inner_texts()[:3] == ["In-dist. (%)", "Copy · CoPE", "Recall · CoPE"]
+        assert card.locator(".leaders").inner_text().split("\n")[-1] == "10.20 ± 0.16 worse than CoPE"
+        assert card.locator(".state").inner_text() == "finished"
+        assert "1 of 1 claim shown" in card.locator(".sizes").inner_text()
         assert visitor.problems == []
 
 

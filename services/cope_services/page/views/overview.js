@@ -2,10 +2,11 @@
 
 import { at, get } from "../api.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
-import { ago, moment, plural } from "../format.js";
+import { ago, moment, number, plural, withMinus } from "../format.js";
 import { change, link } from "../route.js";
-import { begun, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
+import { askedSize, begun, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
 import { claimsTable } from "./claims.js";
+import { verdictText } from "./results_table.js";
 
 const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
 
@@ -16,23 +17,94 @@ const isOwn = (ablation) => ablation.error || isTrained(ablation) || !ablation.r
 const tagOf = (reproduces) => reproduces.match(/^(Tables?|Figures?) \d[^,]*/)?.[0] ?? "extra";
 const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: reproduces }, tagOf(reproduces));
 
-function own(ablation) {
-  const { name, title, error, newest_ms: newest, scales } = ablation;
+/** `finished`, `training`, `waiting` or what else a size is at; a word, because a bar does not tell them apart. */
+function stateOf(counts) {
+  if (counts.running) return "training";
+  if (!begun(counts)) return "waiting";
+  const all = total(counts);
+  return (counts.finished ?? 0) + (counts.stopped ?? 0) === all ? "finished" : counts.failed || counts.interrupted ? "incomplete" : "waiting";
+}
+
+/** A line for each size: its name, how far it is, and the verdicts on its claims. */
+function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
+  const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
+  const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
+  const about = claims.filter((each) => (each.scale ?? "") === scale);
+  return h("li", {},
+    h("span", {}, text, " ", h("span", { class: `state ${stateOf(counts)}` }, stateOf(counts))),
+    progress(counts),
+    h("small", {}, summary(counts), !sets.length && about.length > 0 && ` · ${shownOf(about)}`),
+  );
+}
+
+/** `2 of 3 claims shown`. */
+const shownOf = (claims) => `${claims.filter((each) => each.verdict === "shown").length} of ${plural(claims.length, "claim")} shown`;
+
+const BEST = 3; // rows on a card
+
+/** The best rows of a table by the primary metric, with their verdicts. */
+function bestRows({ metrics, rows }) {
+  const metric = metrics.find((each) => each.primary) ?? metrics[0];
+  const sign = metric.goal === "min" ? 1 : -1;
+  const found = rows.map((row) => ({ row: row.row, ...row.metrics[metric.name] })).filter((each) => each.n);
+  const best = found.sort((a, b) => sign * (a.mean - b.mean)).slice(0, BEST);
+  return best.length > 0 && h("dl", { class: "leaders", "aria-label": `The best rows by ${metric.title}` },
+    h("dt", {}, metric.title), h("dd", {}, found.length > BEST && h("small", {}, `best of ${plural(found.length, "row")}`)),
+    best.flatMap((each) => [h("dt", {}, each.row), h("dd", {}, h("b", {}, withMinus(each.text)), " ", h("small", {}, verdictText(each.comparison)))]),
+  );
+}
+
+const [WIDTH, HEIGHT] = [220, 40];
+
+/** The losses of the runs that are trained now, as small curves. */
+function sparkline(rows) {
+  const series = rows.flatMap((row) => row.series).map(({ points }) => points.filter(([, value]) => Number.isFinite(value)));
+  const points = series.flat();
+  if (points.length < 2) return null;
+  const range = (values) => [Math.min(...values), Math.max(...values)];
+  const [[, last], [low, high]] = [range(points.map(([step]) => step)), range(points.map(([, value]) => value))];
+  const x = (step) => ((step / last) * WIDTH).toFixed(1);
+  const y = (value) => (HEIGHT - 1 - ((value - low) / (high - low || 1)) * (HEIGHT - 2)).toFixed(1);
+  const path = (each) => each.map(([step, value], i) => `${i ? "L" : "M"}${x(step)} ${y(value)}`).join("");
+  return h("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Training loss, from ${number(high, 3)} to ${number(low, 3)}` },
+    series.filter((each) => each.length > 1).map((each) => h("path", { d: path(each) })),
+  );
+}
+
+const CARDS = 6; // the newest ablations, whose results are on their cards: each takes a few requests
+const MOST_CURVES = 20; // rows of a small curve
+
+/** What a card shows beside its counts: the claims, and {table, curves} of the size that opens with it. */
+async function resultsOf(ablation) {
+  const { scale, sets } = askedSize(new URLSearchParams(), ablation);
+  const own = { scale, set: sets };
+  const counts = sizes(ablation).find((each) => each.scale === scale && JSON.stringify(each.sets) === JSON.stringify(sets))?.counts ?? {};
+  const [table, curves, claims] = await Promise.all([
+    counts.finished
+      ? get(at(["ablations", ablation.name], own)).then(({ reference }) =>
+          get(at(["ablations", ablation.name, "table"], { ...own, format: "json", compare: reference })),
+        )
+      : null,
+    counts.running ? get(at(["ablations", ablation.name, "curves"], { ...own, metric: "loss", limit: MOST_CURVES })) : null,
+    get(at("claims", { ablation: ablation.name })),
+  ]);
+  return { table, curves, claims };
+}
+
+function own(ablation, { table, curves, claims = [] } = {}) {
+  const { name, title, error, newest_ms: newest } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
-  const size = ({ scale, sets, counts }) => {
-    const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
-    const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
-    return h("li", {}, h("span", {}, text), progress(counts), h("small", {}, summary(counts)));
-  };
   return h("li", {},
     h("div", { class: "what" },
       h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
       h("small", {}, name, " ", tag(ablation)),
+      h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ""),
     ),
     error && h("p", { class: "bad" }, error),
-    trained.length > 0 && h("ul", { class: "sizes" }, trained.map(size)),
+    table && bestRows(table),
+    curves && sparkline(curves.rows),
+    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, claims))),
     !error && !trained.length && h("small", {}, `${plural(total(ablation.counts), "run")}, not started`),
-    h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ""),
   );
 }
 
@@ -59,12 +131,26 @@ function matches({ name, title, reproduces }, words) {
   return words.every((word) => text.includes(word));
 }
 
+/** The claims by the table or figure of the paper: [["Table 2", claims], …]; those of the project last. */
+function bySource(claims) {
+  const groups = Map.groupBy(claims, ({ source }) => source.match(/^(Table|Figure) \d+/)?.[0] ?? "Beyond the paper");
+  return [...groups].sort(([a], [b]) => (a === "Beyond the paper") - (b === "Beyond the paper"));
+}
+
+/** What a person sees who has trained nothing yet. */
+const WELCOME = h("div", { class: "welcome" },
+  h("p", {}, "Which position encoding helps, on which task, at which size? An ", h("b", {}, "ablation"), " is a file that says what varies; each combination is a row, trained with several seeds, and the table says which differences are real."),
+  h("p", {}, "Train one with ", h("code", {}, "cope-sweep run quickstart"), " (six small models, a few minutes), or write a file of your own. It appears here while it trains."),
+  h("p", {}, "Below are the results that come with the files. The ", h("a", { href: link(["playground"]) }, "playground"), " shows what a trained model's heads count in your text; ", h("a", { href: "docs" }, "the API"), " answers the same questions to programs."),
+);
+
 export function overview(root) {
   const part = changes();
   const [intro, active, mine, claims, library] = [h("p", { class: "lead" }), h("div"), h("div"), h("div"), h("div")];
   const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
   let started = false;
 
+  /** The verdicts that come with the files: a line for each table of the paper, which opens. */
   async function drawClaims(words) {
     const found = await get(at("claims", { committed: true }));
     const names = new Set(found.map((each) => each.ablation));
@@ -77,7 +163,12 @@ export function overview(root) {
           h("p", { class: "note" },
             `What the paper says, and whether the small models of ${plural(names.size, "ablation")} show it. Their runs are not in your store.`,
           ),
-          claimsTable(found, { links: true }),
+          bySource(found).map(([source, about]) =>
+            h("details", { class: "folded" },
+              h("summary", {}, h("b", {}, source), " ", shownOf(about)),
+              claimsTable(about, { links: true }),
+            ),
+          ),
         ),
       ),
     );
@@ -95,10 +186,14 @@ export function overview(root) {
       started = true;
       if (document.activeElement !== search) search.value = params.get("q") ?? "";
       const words = (params.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-      part("list", JSON.stringify([words, ablations, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+      const sorted = ablations.filter((each) => matches(each, words)).sort(order);
+      const [first, rest] = [sorted.filter(isOwn), sorted.filter((each) => !isOwn(each))];
+      const cards = first.filter((each) => !each.error && isTrained(each)).slice(0, CARDS);
+      // A card without its results is better than none: what is wrong stands on the page of the ablation.
+      const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
+      const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
+      part("list", JSON.stringify([words, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
-        const sorted = ablations.filter((each) => matches(each, words)).sort(order);
-        const [first, rest] = [sorted.filter(isOwn), sorted.filter((each) => !isOwn(each))];
         replace(
           mine,
           !ablations.length &&
@@ -106,7 +201,12 @@ export function overview(root) {
               "There are no ablation files. Write one into the folder that `cope-sweep serve --ablations` names; this page shows it at once.",
             ),
           ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
-          first.length > 0 && section("Your ablations", { id: "own" }, h("ul", { class: "ablations" }, first.map(own))),
+          !finished.total && !cards.length && !words.length && ablations.length > 0 && WELCOME,
+          first.length > 0 && section("Your ablations", { id: "own" },
+            h("ul", { class: "ablations" },
+              first.map((each) => own(each, results.get(each.name))),
+            ),
+          ),
         );
         replace(library, rest.length > 0 && section("Library", { id: "library" }, h("ul", { class: "library" }, rest.map(shipped))));
       });

@@ -21,8 +21,10 @@ function withSpread(text, width) {
 const widest = (rows, { name }) =>
   Math.max(0, ...rows.map(({ metrics }) => parts(metrics[name].text)[1]?.length ?? 0));
 
-/** `worse than CoPE`, `agrees with the paper`: a verdict that says against what. */
-function verdictText({ verdict: text, against }) {
+/** `worse than CoPE`, `agrees with the paper`: a verdict that says against what; empty without one. */
+export function verdictText(comparison) {
+  if (!comparison || comparison.verdict === "descriptive") return "";
+  const { verdict: text, against } = comparison;
   if (["better", "worse"].includes(text)) return `${text} than ${against}`;
   return { agrees: "agrees with the paper", differs: "differs from the paper" }[text] ?? text;
 }
@@ -109,7 +111,7 @@ function shadesOf(rows, metric) {
   const found = places(rows.filter((row) => !isGrey(row)), metric);
   const most = Math.max(...found.values(), 1);
   const shade = (place) => `heat${SHADES - 1 - Math.round((place / most) * (SHADES - 1))}`;
-  const shades = found.size > 1 ? [...found].map(([row, place]) => [row, shade(place)]) : [];
+  const shades = rows.length > 1 ? [...found].map(([row, place]) => [row, shade(place)]) : [];
   return new Map([...shades, ...rows.filter(isGrey).map((row) => [row.row, "unlearned"])]);
 }
 
