@@ -33,6 +33,7 @@ from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
+from cope_sweep.sweep.changed_content import ChangedContent, changed_content
 from cope_sweep.sweep.executor import Callbacks, Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
@@ -175,12 +176,16 @@ def _train(
         from cope_sweep.sweep.ray_executor import run_on_ray  # ray: `--local` trains where it is not installed
 
         executor = partial(run_on_ray, address=options.address)
+    same_plan, same_rows = [*plan.ablation.arguments, *store.option], _row_options(plan.chosen)
+    notes: list[str] = []
     if options.local or options.address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
         finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
         runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
-        for task in {run.task for run in runs if run.run_id not in finished}:
+        tasks = {run.task for run in runs if run.run_id not in finished}
+        for task in tasks:
             task.prepare()
+        notes = [_text_of_change(change, [*same_plan, *same_rows]) for change in changed_content(plan, store, tasks)]
     start_s = LOCAL_START_S if options.local else RAY_START_S
     _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
@@ -205,6 +210,7 @@ def _train(
             budget=budget,
             callbacks=Callbacks(on_event=display, on_note=on_note, on_row=display.add, on_sending=on_sending),
             submission=submission,
+            notes=notes,
         ).run()
     for problem in outcome.tracking_errors:
         console.print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
@@ -216,13 +222,14 @@ def _train(
     else:
         console = make_console()
         console.print(results.to_rich())
-        same_plan = shlex.join([*plan.ablation.arguments, *store.option])
-        same_rows = shlex.join(_row_options(plan.chosen))
-        _print_outcome(console, outcome, same_plan, same_rows, len(plan.runs), leaves_out_failed="failed" in leave_out)
+        _print_outcome(
+            console, outcome, shlex.join(same_plan), shlex.join(same_rows), len(plan.runs),
+            leaves_out_failed="failed" in leave_out,
+        )  # fmt: skip
         command, folder = _command(), _other_folder(options.ablations)
         serve = shlex.join(["serve", *store.option, *folder])
         steps = [
-            (f"{command} report {same_plan}", "tells which differences are real, and what is missing"),
+            (f"{command} report {shlex.join(same_plan)}", "tells which differences are real, and what is missing"),
             (f"{command} {serve}", "shows curves and tables on a page at http://127.0.0.1:8000"),
         ]
         print_steps(console, steps)
@@ -230,6 +237,17 @@ def _train(
         standard_output().flush()
         jobs.stop_own_job()
     raise typer.Exit(outcome.exit_code)
+
+
+def _text_of_change(change: ChangedContent, arguments: Sequence[str]) -> str:
+    """What has changed since runs were trained, and how to train on it. `arguments` name the plan in a command."""
+    runs = "a finished run was" if change.runs == 1 else f"{change.runs} finished runs were"
+    text = f"{change.place} has changed since {runs} trained on it; they are not trained again. To train on its present"
+    if not change.is_of_all:
+        keys = ", ".join(f"{name}: {value}" for name, value in change.renamed.items())
+        return f"{text} content, give it another name in the file, in its task: {keys}"
+    sets = [word for name, value in change.renamed.items() for word in ("--set", f"task.{name}={value}")]
+    return f"{text} content, give it another name: {_command()} {shlex.join(['run', *arguments, *sets])}"
 
 
 def _print_cost(

@@ -122,6 +122,8 @@ class Sweep:
     callbacks: Callbacks = field(default_factory=Callbacks)
     submission: Submission | None = None
     """What was submitted, if a job executes the sweep. Its record is in the store."""
+    notes: Collection[str] = ()
+    """What is known before it starts: shown, and kept for the record."""
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -151,6 +153,8 @@ class Sweep:
 
     def _prepare(self) -> None:
         """Find out what is left to train."""
+        for note in self.notes:
+            self._note(note)
         store = self.store
         store.end_expired()
         if lost := note_lost(store, [run.run_id for run in self.plan.runs]):

@@ -71,6 +71,24 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class NamedContent:
+    """What a task reads under a name. The name is a part of a run's id, and the content is not."""
+
+    place: str
+    """The file, the folder or the glob of this machine, or the dataset of the hub."""
+    renamed: Mapping[str, str]
+    """Field of the task → value with which the present content has another name, and so its runs have other ids."""
+    is_local: bool = True
+    """False: it is downloaded."""
+
+
+def next_name(name: str) -> str:
+    """Another name of the same kind: `alice-2` for `alice`, then `alice-3`."""
+    stem, dash, number = name.rpartition("-")
+    return f"{stem}-{int(number) + 1}" if dash and number.isdecimal() else f"{name}-2"
+
+
 class Windows(Protocol):
     """The windows over the text of a split, in order: a sequence of known length that is read by slices."""
 
@@ -195,6 +213,13 @@ class Task(Kind):
         """Field → what it names outside of the run: a file or a folder of the machine, or a download."""
         named = {name: getattr(self, name) for name in self.NON_IDENTITY_FIELDS}
         return {name: str(value) for name, value in named.items() if value is not None}
+
+    def named_content(self) -> dict[str, NamedContent]:
+        """Fact of a result, `data` or `tokenizer` → what the task reads under a name. Opens nothing of this machine.
+
+        Empty where all sequences are generated.
+        """
+        return {}
 
     def check_place(self) -> None:
         """Raise UserError where the spec names files of this machine that the task cannot read. Opens none of them."""

@@ -64,8 +64,11 @@ class Code(FolderTask):
             )
         return self
 
+    def text_folder(self) -> Path | None:
+        return Path(sysconfig.get_paths()["stdlib"]) if self.corpus == STDLIB else super().text_folder()
+
     def files(self) -> Mapping[str, Files]:
-        folder = Path(sysconfig.get_paths()["stdlib"]) if self.corpus == STDLIB else self.data_folder()
+        folder = self.text_folder()
         if folder is None:
             raise TextError(
                 f"the corpus {self.corpus!r} has no folder; set task.folder, or put its files in "

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, NamedContent, Task, next_name
 from cope_sweep.text import (
     TOKENIZER_FILE,
     Corpus,
@@ -198,12 +198,29 @@ class LanguageModelling(Task):
     def places(self) -> dict[str, str]:
         return super().places | ({"tokenizer": self.tokenizer} if "/" in self.tokenizer else {})
 
+    def named_content(self) -> dict[str, NamedContent]:
+        if not self._has_named_tokenizer:
+            return {}
+        path = str(self._tokenizer_path)
+        return {"tokenizer": NamedContent(path, {"tokenizer": next_name(self.tokenizer), "tokenizer_file": path})}
+
     def check_place(self) -> None:
-        if self.tokenizer not in (AUTO, GPT2, BPE) and "/" not in self.tokenizer:
+        if self._has_named_tokenizer:
             self._named_tokenizer()
 
     def check_corpus(self, corpus: Corpus) -> None:
         """Raise UserError if this is not the corpus that the spec names."""
+
+    @property
+    def _has_named_tokenizer(self) -> bool:
+        """The tokenizer is a file of this machine with a name of the user's."""
+        return self.tokenizer not in (AUTO, GPT2, BPE) and "/" not in self.tokenizer
+
+    @property
+    def _tokenizer_path(self) -> Path:
+        if self.tokenizer_file is not None:
+            return Path(self.tokenizer_file).expanduser().absolute()
+        return data_dir() / self.tokenizer / TOKENIZER_FILE
 
     @property
     def _uses_gpt2(self) -> bool:
@@ -225,9 +242,7 @@ class LanguageModelling(Task):
 
     def _named_tokenizer(self) -> Path:
         """The file of a tokenizer of this machine. Raises TextError if there is none."""
-        path = data_dir() / self.tokenizer / TOKENIZER_FILE
-        if self.tokenizer_file is not None:
-            path = Path(self.tokenizer_file).expanduser().absolute()
+        path = self._tokenizer_path
         if not path.is_file():
             raise TextError(
                 f"no tokenizer {self.tokenizer!r}: {path} does not exist; put it there, set task.tokenizer_file, or "
@@ -288,6 +303,13 @@ class FolderTask(LanguageModelling):
     def text_source(self) -> TextSource:
         return SplitFiles(self.files())
 
+    def named_content(self) -> dict[str, NamedContent]:
+        folder = self.text_folder()
+        if folder is None:  # a download, whose words are counted
+            return super().named_content()
+        renamed = {"corpus": next_name(self.corpus)} | ({} if self.folder else {"folder": str(folder)})
+        return super().named_content() | {"data": NamedContent(str(folder), renamed)}
+
     def check_place(self) -> None:
         super().check_place()
         folder = self.data_folder()
@@ -306,6 +328,10 @@ class FolderTask(LanguageModelling):
             return Path(self.folder).expanduser().absolute()
         found = data_dir() / self.corpus
         return found if found.is_dir() else None
+
+    def text_folder(self) -> Path | None:
+        """The folder of this machine that the text is read from; None: it is downloaded, or missing."""
+        return self.data_folder()
 
     def _tokenizer_folders(self) -> list[Path]:
         folder = self.data_folder()

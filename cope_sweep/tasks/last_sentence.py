@@ -46,7 +46,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, NamedContent, Task, next_name
 from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files
 from cope_sweep.text.sources import read_document
@@ -205,6 +205,13 @@ class LastSentence(GeneratedTask):
 
     def fingerprint(self) -> str | None:
         return None if self.corpus == COMPOSED else Files(_files(self), one_document=False).digest()
+
+    def named_content(self) -> dict[str, NamedContent]:
+        if self.corpus == COMPOSED:
+            return {}
+        path = str(_place(self))
+        renamed = {"corpus": next_name(self.corpus)} | ({} if self.folder else {"folder": path})
+        return {"data": NamedContent(path, renamed)}
 
     def _read_questions(self) -> _Questions:
         return _read_questions(self, data_dir())
@@ -393,9 +400,13 @@ def _table(
     return _Table(last[usable_words][np.argsort(question, kind="stable")], np.concatenate(([0], counts.cumsum())))
 
 
+def _place(task: LastSentence) -> Path:
+    return data_dir() / task.corpus if task.folder is None else Path(task.folder).expanduser()
+
+
 def _files(task: LastSentence) -> tuple[Path, ...]:
     """The files of a text. Raises TextError if there are none, or if one is empty."""
-    path = data_dir() / task.corpus if task.folder is None else Path(task.folder).expanduser()
+    path = _place(task)
     if task.folder is None and not path.is_dir():
         raise TextError(
             f"the corpus {task.corpus!r} has no file or folder; set task.folder, or put its files in "

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Amount
+from cope_sweep.tasks.base import NamedContent, next_name
 from cope_sweep.tasks.language import LanguageModelling
 from cope_sweep.text import CorpusName, TextError, TextSource, data_dir
 from cope_sweep.text.cache import name_of_path
@@ -133,6 +134,15 @@ class Text(LanguageModelling):
     @property
     def places(self) -> dict[str, str]:
         return super().places | ({"dataset": self.dataset} if self.dataset is not None else {})
+
+    def named_content(self) -> dict[str, NamedContent]:
+        renamed = {"corpus": next_name(self.corpus)}
+        if self.dataset is not None:
+            content = NamedContent(f"{self.dataset}@{self.revision}", renamed, is_local=False)
+        else:
+            path = self.path or str(data_dir() / self.corpus)
+            content = NamedContent(path, renamed | ({} if self.path else {"path": path}))
+        return super().named_content() | {"data": content}
 
     def check_place(self) -> None:
         super().check_place()
