@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import yaml  # type: ignore[import-untyped]
 
@@ -294,7 +294,12 @@ def source_of(data: Json, name: str) -> Source:
 
 def composed(text: str) -> str:
     """The text in Unicode's form NFC, in which names that look the same are equal: some systems write files in NFD."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    return text if text.isascii() else normalize("NFC", text)
+
+
+def spellings(text: str) -> list[str]:
+    """The text as it is, in NFC and in NFD, each once: for conditions on names that a database compares by bytes."""
+    return list(dict.fromkeys([text, normalize("NFC", text), normalize("NFD", text)]))
 
 
 def spelled_as(text: str, known: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection
 
 from cope_sweep.config import Plan
+from cope_sweep.config.source import composed
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.records import RunRecord
 from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, RunFolder
@@ -185,11 +186,12 @@ class ParquetStore(Store):
 
     def kept(self, plan: Plan) -> ResultsFile | None:
         """The file of an ablation at a scale, whatever its runs; None if there is none."""
-        return next((file for file in self._files() if file.path.name == file_name(plan)), None)
+        name = composed(file_name(plan))
+        return next((file for file in self._files() if composed(file.path.name) == name), None)
 
     def only_scale(self, ablation: str) -> str | None:
         """The scale of an ablation's results, if there is one, and no results without a scale."""
-        scales = [file.scale for file in self._files() if file.ablation == ablation]
+        scales = [file.scale for file in self._files() if composed(file.ablation) == composed(ablation)]
         return scales[0] if len(scales) == 1 else None
 
     def records(self, plan: Plan) -> dict[str, RunRecord]:
@@ -201,7 +203,7 @@ class ParquetStore(Store):
         name, scale = plan.name, plan.ablation.scale
         file = self.kept(plan)
         if file is None:
-            scales = [file.scale for file in self._files() if file.ablation == name]
+            scales = [file.scale for file in self._files() if composed(file.ablation) == composed(name)]
             others = ", ".join(f"--scale {other}" if other else "without --scale" for other in scales)
             hint = f"; choose one of its results: {others}" if scales else ""
             raise NotFoundError(

@@ -4,16 +4,21 @@ import unicodedata
 
 import pytest
 
+from cope_sweep.api.ablations import ListAblations
+from cope_sweep.api.runs import ListRuns
+from cope_sweep.api.sweeps import ListSweeps
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.config.loading import find_ablation
 from cope_sweep.config.rows import only_rows
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.tables.row_names import find_rows
-from cope_sweep.store import Store
+from cope_sweep.store import ParquetStore, Store
 from tests.config.test_expand import BASE
 from tests.helpers.ablation_texts import error_of
 from tests.helpers.errors import raises
+from tests.helpers.finished_runs import finish
+from tests.helpers.sweeps import write_sweep
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 BOTH = pytest.mark.parametrize(("written", "typed"), [(NFC, NFD), (NFD, NFC), (NFC, NFC)])
@@ -66,3 +71,26 @@ def test_an_unknown_name_is_still_refused(tmp_path):
     (tmp_path / f"{NFD}.yaml").write_text(TEXT % NFD)
     with raises("not_found", name="cafe"):
         AblationFiles(tmp_path).file("cafe")
+
+
+@BOTH
+def test_runs_sweeps_and_files_of_results_are_found(tmp_path, written, typed, plan):
+    store = Store(tmp_path / "store", create=True)
+    finish(store, plan.runs[0], {})
+    record = write_sweep(store, plan)
+    queries = Queries(store, AblationFiles(tmp_path))
+    assert [run.run_id for run in queries.ask(ListRuns(filter=[f"tags.row={typed}"])).runs] == [plan.runs[0].run_id]
+    assert [run.row for run in queries.ask(ListRuns(ablation=typed)).runs] == [written, "other"]
+    assert [sweep.sweep_id for sweep in queries.ask(ListSweeps(ablation=typed)).sweeps] == [record.sweep_id]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / f"{typed}.parquet").touch()
+    assert ParquetStore(tmp_path / "results").kept(plan) is not None
+
+
+@BOTH
+def test_an_ablation_is_listed_once(tmp_path, written, typed, plan):
+    store = Store(tmp_path / "store", create=True)
+    write_sweep(store, plan, ablation=typed, sets=["seeds=[7]"])
+    (listed,) = Queries(store, AblationFiles(tmp_path)).ask(ListAblations())
+    assert listed.name == written
+    assert [variant.sets for variant in listed.variants] == [["seeds=[7]"]]

@@ -55,6 +55,7 @@ from cope_sweep.api.tables import GetReport, GetTable
 from cope_sweep.config import LoadedAblation, Plan, SpecError, with_overrides
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.config.overrides import variant_of
+from cope_sweep.config.source import composed
 from cope_sweep.errors import FigureError, NotFinishedError, NotFoundError
 from cope_sweep.read.figures.available import (
     available_figures,
@@ -208,13 +209,16 @@ class Queries:
         """The ablations by name, those with files first. The entry of an invalid file has its error."""
         variants: dict[str, list[Variant]] = {}
         for variant in self.store.index.variants():
-            variants.setdefault(variant.ablation, []).append(variant)
+            variants.setdefault(composed(variant.ablation), []).append(variant)
         entries, files = [], self.files.files()
-        without_file = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
-        for name in (*files, *filter(self._is_recorded, without_file)):
+        # By their names in NFC: sweeps of other systems may have recorded them in NFD.
+        without_file = {composed(name): name for name in reversed(self.store.index.swept_ablations(MAX_RECORDED))}
+        for name in map(composed, files):
+            without_file.pop(name, None)
+        for name in (*files, *filter(self._is_recorded, sorted(without_file.values()))):
             try:
                 plan = self.load(name)
-                entries.append(AblationSummary(**self._ablation_fields(plan, plan, variants.get(name, []))))
+                entries.append(AblationSummary(**self._ablation_fields(plan, plan, variants.get(composed(name), []))))
             except SpecError as error:
                 entries.append(AblationSummary(name=name, error=str(error)))
         return entries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -47,9 +46,7 @@ class RecordedAblations:
 
         Raises SpecError if it is not valid here, for example because a plugin is missing.
         """
-        forms = dict.fromkeys([name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))])
-        pages = (store.index.sweep_page(ablation=form, limit=NEWEST) for form in forms)
-        for sweep in (sweep for page in pages for sweep in page.sweeps):
+        for sweep in store.index.sweep_page(ablation=name, limit=NEWEST).sweeps:
             ablation = self._of_sweep(store, sweep.sweep_id)
             if isinstance(ablation, SpecError):
                 raise copy.copy(ablation)  # a copy: every thread that raises an error adds its frames to it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +26,7 @@ from sqlalchemy import (
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.filters import OPERATORS, Filter
 from cope_sweep.config.keys import is_field
+from cope_sweep.config.source import spellings
 from cope_sweep.records import STATUSES, Value
 from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.index.model import RECORD_COLUMNS, QueryError, RunQuery
@@ -66,15 +68,24 @@ def conditions(connection: Connection, query: RunQuery, status: ColumnElement[st
     return clauses + [_condition(connection, filter_, status) for filter_ in query.filters]
 
 
+def has_name(column: ColumnElement[str], name: str) -> ColumnElement[bool]:
+    """The condition that a column has a name, in whichever form of Unicode."""
+    return column.in_(spellings(name))
+
+
 def _contains(word: str) -> ColumnElement[bool]:
     """The condition that a run contains a word of a search, whatever its case."""
     columns = (sweep_runs.c.row, sweeps.c.ablation, sweeps.c.title)
     joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-    return or_(
+
+    def has_word(column: ColumnElement[Any]) -> ColumnElement[bool]:
         # Escaped: `%` and `_` are characters of a word, and no wildcards.
+        return or_(*(column.icontains(form, autoescape=True) for form in spellings(word)))
+
+    return or_(
         runs.c.run_id.istartswith(word, autoescape=True),
-        runs.c.message.icontains(word, autoescape=True),
-        runs.c.run_id.in_(joined.where(or_(*(column.icontains(word, autoescape=True) for column in columns)))),
+        has_word(runs.c.message),
+        runs.c.run_id.in_(joined.where(or_(*map(has_word, columns)))),
     )
 
 
@@ -87,7 +98,6 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
             allowed=list(OPERATORS),
         )
     _check_value(wanted.key, wanted.value)
-    compare = OPERATORS[wanted.operator]
     if wanted.key == "status" and wanted.value not in STATUSES:
         hint = suggest(str(wanted.value), STATUSES)
         raise QueryError(f"{wanted.value!r} is not a status{hint}", code="unknown_status", status=wanted.value)
@@ -103,17 +113,29 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
                 key=wanted.key,
                 value=wanted.value,
             )
-        condition: ColumnElement[bool] = compare(column, _literal(wanted.value))
-        return condition
+        return _compared(column, wanted)
     content = _text(wanted.value)
     if wanted.key.startswith(TAGS):
         joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
         # Labels are texts: a number is compared as it was typed.
-        return runs.c.run_id.in_(joined.where(compare(_tag(wanted.key), content or str(wanted.value))))
+        named = replace(wanted, value=content or str(wanted.value))
+        return runs.c.run_id.in_(joined.where(_compared(_tag(wanted.key), named)))
     number, text = values_of(connection, wanted.key)
-    value, column = (_literal(wanted.value), number) if content is None else (literal(content, String), text)
-    matches: ColumnElement[bool] = compare(column, value)
-    return matches
+    if content is None:
+        return _compared(number, wanted)
+    return _compared(text, replace(wanted, value=content))
+
+
+def _compared(column: ColumnElement[Any], wanted: Filter) -> ColumnElement[bool]:
+    """The condition on a column; a text is equal in whichever form of Unicode."""
+    if isinstance(wanted.value, str) and len(forms := spellings(wanted.value)) > 1:
+        values = [literal(form, String) for form in forms]
+        if wanted.operator == "=":
+            return column.in_(values)
+        if wanted.operator == "!=":
+            return column.not_in(values)
+    condition: ColumnElement[bool] = OPERATORS[wanted.operator](column, _literal(wanted.value))
+    return condition
 
 
 def _check_value(key: str, value: Value) -> None:

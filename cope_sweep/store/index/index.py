@@ -47,7 +47,7 @@ from cope_sweep.records import (
 )
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
-from cope_sweep.store.index.filters import COLUMNS, check_keys, check_unmatched, conditions, sort_columns
+from cope_sweep.store.index.filters import COLUMNS, check_keys, check_unmatched, conditions, has_name, sort_columns
 from cope_sweep.store.index.model import (
     REPORTED_COLUMNS,
     Activity,
@@ -424,7 +424,7 @@ class Index:
 
     def sweep_page(self, *, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
         """A page of all sweeps, or of an ablation's sweeps, newest first, with their counts."""
-        where = () if ablation is None else (sweeps.c.ablation == ablation,)
+        where = () if ablation is None else (has_name(sweeps.c.ablation, ablation),)
         page = select(*self._sweep_columns()).where(*where)
         page = page.order_by(sweeps.c.started_ms.desc(), sweeps.c.sweep_id.desc()).limit(limit).offset(offset)
         with self.database.reading() as connection:
@@ -450,7 +450,7 @@ class Index:
         members = sweeps.join(sweep_runs, sweep_runs.c.sweep_id == sweeps.c.sweep_id)
         query = query.select_from(members.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)).where(sets != "[]")
         if ablation is not None:
-            query = query.where(sweeps.c.ablation == ablation)
+            query = query.where(has_name(sweeps.c.ablation, ablation))
         found: dict[tuple[str, str | None, str], tuple[dict[Status, int], list[int]]] = {}
         with self.database.reading() as connection:
             for name, scale, values, of_runs, number, changed_ms in connection.execute(query):
@@ -539,7 +539,7 @@ class Index:
         query = (
             select(sweep_runs.c.run_id, sweep_runs.c.labels)
             .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-            .where(sweeps.c.ablation == ablation)
+            .where(has_name(sweeps.c.ablation, ablation))
             .order_by(sweeps.c.started_ms, sweep_runs.c.sweep_id, sweep_runs.c.ordinal)
         )
         with self.database.reading() as connection:
