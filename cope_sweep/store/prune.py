@@ -11,6 +11,7 @@ from cope_sweep.records import Status
 from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.files import remove
 from cope_sweep.store.store import DELETED, Store
+from cope_sweep.store.tokens import left_tokens
 
 TEMPORARY_AGE_S = 3600.0
 """A temporary file that nobody has touched for this long belongs to a process that died."""
@@ -60,6 +61,8 @@ def waste(
     for path in _entries(store.root / "logs"):
         if not any(sweep.sweep_id in path.name for sweep in running):
             yield from _old(path, "log of a sweep that ended", now_s - older_than_s)
+    for name in left_tokens(store):
+        yield from _old(store.root / name, "token of a sweep that was killed", now_s - older_than_s)
 
 
 def delete(store: Store, items: Iterable[Waste]) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import secrets
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
 
-from cope_sweep.store import Store, StoreError
+from cope_sweep.store.tokens import token
 from cope_sweep.sweep.cluster import connected, plugin_runtime_env
 from cope_sweep.sweep.driver import Driver
 from cope_sweep.sweep.executor import Workload
@@ -34,27 +33,21 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     prefetch.start()
     logs = work.store.root / "logs" / work.sweep_id
     cluster = connected(address, logs / "ray.log", runtime_env=plugin_runtime_env(work.plugins))
-    with _scratch(work.store) as (scratch, token), cluster as is_own:
+    with _scratch() as scratch, token(work.store, work.sweep_id) as name, cluster as is_own:
         prefetch.join()
         from cope_sweep.sweep.ray_sweep import RaySweep
 
-        RaySweep(driver, scratch, may_grow=not is_own).execute(token, logs)
+        RaySweep(driver, scratch, may_grow=not is_own).execute(name, logs)
     for path in logs.glob("*.log"):  # each process that trains opens one, and most write nothing
         if not path.stat().st_size:
             path.unlink()
 
 
 @contextlib.contextmanager
-def _scratch(store: Store) -> Iterator[tuple[str, str]]:
-    """A folder for Tune's files, and the name of a file in the store by which its processes recognise it."""
-    token = f"ray/{secrets.token_hex(8)}"
-    store.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
+def _scratch() -> Iterator[str]:
+    """A folder for Tune's files."""
     scratch = tempfile.mkdtemp(prefix="cope-sweep-")
     try:
-        yield scratch, token
+        yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        with contextlib.suppress(StoreError, OSError):
-            store.delete(token)
-        with contextlib.suppress(OSError):
-            (store.root / "ray").rmdir()

@@ -4,6 +4,7 @@ import os
 import time
 
 from cope_sweep.store.prune import delete, waste
+from cope_sweep.store.tokens import token
 from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row
 from tests.store.test_store import finish
@@ -65,3 +66,11 @@ def test_deleting(store):
     assert store.index.statuses() == {keep.run_id: "finished"}
     assert not store.run(drop.run_id).path.exists()
     assert found(store, kept={keep.run_id}) == set()
+
+
+def test_tokens_of_killed_sweeps_are_named(store):
+    with token(store, "20260101-000000-bb"):
+        store.write("ray/20260101-000000-aa.0123456789abcdef", b"")
+        for path in (store.root / "ray").iterdir():
+            aged(path)
+        assert found(store) == {"ray/20260101-000000-aa.0123456789abcdef"}
