@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -60,13 +60,14 @@ class Progress(BaseModel):
     )
 
     def progress(self) -> dict[str, Any]:
-        """These fields alone, for another model that has them.
+        """These fields alone, for another model that has them, `as_counted`."""
+        counted = self.as_counted()
+        return {name: getattr(counted, name) for name in Progress.model_fields}
 
-        A run that a sweep has leased, and that waits for its worker, is pending: counts say the same.
-        """
-        fields = {name: getattr(self, name) for name in Progress.model_fields}
+    def as_counted(self) -> Self:
+        """The same for answers, which say what counts say: a leased run that waits for its worker is pending."""
         is_waiting = self.status == "running" and self.worker_id is None
-        return fields | ({"status": "pending"} if is_waiting else {})
+        return self.model_copy(update={"status": "pending"}) if is_waiting else self
 
 
 class RunRecord(Progress):

@@ -173,7 +173,7 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
 
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
     run = queries.ask(GetRun(run_id=run_id, curve=False))
-    if run.status == "pending":
+    if not run.revision:
         raise UserError(
             f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids",
             code="not_found",

@@ -99,7 +99,7 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, cache: CurveCache
         started += started_of_row
         series = []
         for run in row.runs:
-            record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
+            record = (records.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted()
             points: list[tuple[int, float | None]] = []
             if run.run_id in records:
                 curve = cache.of_run(store.run(run.run_id), record.revision, metric)

@@ -232,7 +232,7 @@ class Queries:
             fields = self._ablation_fields(plan, self.planned(name), self.store.index.variants(name))
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
-        statuses = self.store.index.statuses(run.run_id for run in plan.runs)
+        statuses = self.store.index.statuses((run.run_id for run in plan.runs), counted=True)
         return AblationDetail(
             **fields,
             axes=plan.axes,

@@ -116,7 +116,7 @@ def find_run(store: Store, files: AblationFiles | None, run_id: str) -> tuple[Ru
         error = no_run(store, run_id)
         message = f"{error}; `cope-sweep plan ABLATION` lists the runs of an ablation"
         raise NotFoundError(message, code=error.code, **error.data)
-    return record or RunRecord(run_id=run_id), places
+    return (record or RunRecord(run_id=run_id)).as_counted(), places
 
 
 def run_detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve: bool) -> RunDetail:

@@ -70,7 +70,8 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
     def read() -> Iterator[pa.RecordBatch]:
         for batch_ids in _batches(ids, size):
             records, specs, places = index.records(batch_ids), index.specs(batch_ids), index.places(batch_ids)
-            runs = [records[run_id] for run_id in batch_ids if run_id in records]  # others have been deleted meanwhile
+            # Others have been deleted meanwhile.
+            runs = [records[run_id].as_counted() for run_id in batch_ids if run_id in records]
             finished = [run if run.status == "finished" else RunRecord(run_id=run.run_id) for run in runs]
             places_of_runs = [places.get(run.run_id, []) for run in runs]
             values: dict[str, list[Any]] = {

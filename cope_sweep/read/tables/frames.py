@@ -115,7 +115,7 @@ def curve_frame(plan: Plan, records: Mapping[str, RunRecord], store: Store) -> p
         line
         for row in plan.rows
         for run in row.runs
-        if records[run.run_id].status != "pending"
+        if records[run.run_id].status != "pending" or records[run.run_id].step
         for line in _curve_lines(store, row, run, records[run.run_id].status)
     ]
     return pd.DataFrame(lines, columns=list(CURVE_TYPES)).astype(CURVE_TYPES)

@@ -67,7 +67,7 @@ def read_results(plan: Plan, store: Store) -> Results:
     Raises StoreError; of a folder of results also NotFoundError and NotFinishedError, see `ParquetStore.records`.
     """
     started = store.records(plan)
-    records = {run.run_id: started.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}
+    records = {run.run_id: (started.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted() for run in plan.runs}
     return Results(plan, records, store)
 
 

@@ -48,14 +48,14 @@ HINT_RUNS = 1000
 
 
 def conditions(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """The WHERE clause of a query; `status` is the status with expired leases. Raises QueryError.
+    """The WHERE clause of a query; `status` is the status by which runs are counted. Raises QueryError.
 
     A key that no run has matches no run: see `check_unmatched`.
     """
     clauses: list[ColumnElement[bool]] = []
     if query.statuses:
-        # Only these two depend on leases. The others are read from the index of the column.
-        depends = not {"running", "interrupted"}.isdisjoint(query.statuses)
+        # Only these depend on leases and workers. The others are read from the index of the column.
+        depends = not {"running", "interrupted", "pending"}.isdisjoint(query.statuses)
         clauses.append((status if depends else runs.c.status).in_(query.statuses))
     if query.run_ids is not None:
         clauses.append(among(connection, runs.c.run_id, query.run_ids))

@@ -135,9 +135,12 @@ class Index:
             ]
         return values["built"], values["revision"], *map(tuple, expired)
 
-    def statuses(self, run_ids: Iterable[str] | None = None) -> dict[str, Status]:
-        """Run id → status, of the runs that are in the index; those that are not are pending."""
-        query = select(runs.c.run_id, self._status(runs))
+    def statuses(self, run_ids: Iterable[str] | None = None, *, counted: bool = False) -> dict[str, Status]:
+        """Run id → status, of the runs that are in the index; those that are not are pending.
+
+        A leased run is running; with `counted`, as in answers, it is pending while it waits for its worker.
+        """
+        query = select(runs.c.run_id, self._counted() if counted else self._status(runs))
         with self.database.reading() as connection:
             return {row[0]: row[1] for row in self._selected(connection, query, run_ids)}
 
@@ -194,14 +197,14 @@ class Index:
     def _page_of_ids(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
         matching: Sequence[str] = query.run_ids or ()
         if query.statuses:
-            statuses = self.statuses(matching)
+            statuses = self.statuses(matching, counted=True)
             matching = [run_id for run_id in matching if statuses.get(run_id, "pending") in query.statuses]
         some = matching[query.offset : query.offset + query.limit]
         known = self.records(some, values=values)
-        return len(matching), [known.get(run_id) or RunRecord(run_id=run_id) for run_id in some]
+        return len(matching), [(known.get(run_id) or RunRecord(run_id=run_id)).as_counted() for run_id in some]
 
     def _page_of_matches(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
-        columns = [*_record_columns(values=values), self._status(runs)]
+        columns = [*_record_columns(values=values), self._counted()]
         names = [column.name for column in columns]
         with self.database.reading() as connection:
             # The page is chosen by number first: sorting whole rows would carry their JSON along.
@@ -223,7 +226,7 @@ class Index:
 
         Raises QueryError.
         """
-        status = self._status(runs)
+        status = self._counted()
         where = conditions(connection, query, status)
         sorted_by = [
             column.label(f"by_{number}") for number, column in enumerate(sort_columns(connection, query, status))

@@ -54,6 +54,8 @@ def test_each_status_has_its_values(plan, store):
     stop(store, none.runs[1], "too slow")
     row = read_run(begin(store, none.runs[0]))
     assert isinstance(store.index.acquire(row, "sweep", 60.0), Lease)
+    assert read_results(plan, store).frame["status"].tolist()[4] == "pending", "it waits for its worker"
+    store.index.renew("sweep", 60.0, [Event(run_id=row.run_id, status="running", worker_id="here:1")])
     got = read_results(plan, store).frame
     assert got["status"].tolist() == ["finished", "pending", "failed", "interrupted", "running", "stopped"]
     first = got.iloc[0]

@@ -22,7 +22,7 @@ from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results, table
-from cope_sweep.store import Lease, SweepRun
+from cope_sweep.store import Event, Lease, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.helpers.finished_runs import begin
 from tests.helpers.sample_store import API, CLAIM, SampleStore, serving
@@ -266,6 +266,7 @@ def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleSt
         store = own_sample.store
         pending = begin(store, own_sample.plan.runs[3])
         assert isinstance(store.index.acquire(read_run(pending), "sweep", 60.0), Lease)
+        store.index.renew("sweep", 60.0, [Event(run_id=pending.run_id, status="running", worker_id="here:1")])
         running = changed(client, path, etag)
         assert running.json()["rows"][1]["counts"]["running"] == 1
         store.index.renew("sweep", 0.0)  # the lease expires, as that of a sweep that died
