@@ -1,6 +1,8 @@
 """The base of every declared object: frozen, strict, literal; and types of its fields."""
 
+import math
 import re
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -59,4 +61,39 @@ def current_metric_name(name: str) -> str:
 
 
 MetricName = Annotated[str, AfterValidator(current_metric_name)]
-"""A metric as runs report it. Former names are replaced by the current ones."""
+"""A metric as runs report it, or a mean of them (`metric_parts`). Former names are replaced by the current ones."""
+
+
+@lru_cache(maxsize=4096)
+def metric_parts(name: str) -> tuple[str, ...]:
+    """The metrics whose mean a name means; empty if it names a single metric.
+
+    `validation_and_test/perplexity@512` is the mean of `validation/perplexity@512` and `test/perplexity@512`.
+    """
+    test_sets, _, metric = name.rpartition("/")
+    variant, slash, sets = test_sets.rpartition("/")
+    names = sets.split("_and_")
+    return tuple(f"{variant}{slash}{each}/{metric}" for each in names) if len(names) > 1 and all(names) else ()
+
+
+def is_reported(name: str, reported: Collection[str]) -> bool:
+    """Whether a metric, or all parts of a mean, are among those that a run reports."""
+    parts = metric_parts(name)
+    return name in reported or bool(parts and all(part in reported for part in parts))
+
+
+def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
+    """The value of a metric, or the mean of its parts; None if a part is missing.
+
+    The mean of perplexities is that of their logarithms: each test set counts as much as another. Of other metrics, it
+    is the plain mean.
+    """
+    if name in metrics:
+        return metrics[name]
+    parts = metric_parts(name)
+    if not parts or not all(part in metrics for part in parts):
+        return None
+    values = [metrics[part] for part in parts]
+    if name.partition("@")[0].endswith("perplexity") and min(values) > 0:
+        return math.exp(math.fsum(map(math.log, values)) / len(values))
+    return math.fsum(values) / len(values)

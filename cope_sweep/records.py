@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cope_sweep.frozen import Frozen
+from cope_sweep.frozen import Frozen, metric_value
 from cope_sweep.redaction import redacted_value
 
 Status = Literal["finished", "stopped", "failed", "running", "interrupted", "pending"]
@@ -113,9 +113,9 @@ class RunRecord(Progress):
         return cls.model_construct(run_id=run_id, status=status, seed=seed, steps=steps, spec=dict(spec), **columns)
 
     def value(self, name: str) -> float | None:
-        """A metric of the run, or for `facts.<name>` a fact; None if it has none."""
+        """A metric of the run or a mean of some, or for `facts.<name>` a fact; None if it has none."""
         fact = name.removeprefix("facts.")
-        return self.metrics.get(name) if fact == name else self.facts.get(fact)
+        return metric_value(self.metrics, name) if fact == name else self.facts.get(fact)
 
 
 class RunPage(BaseModel):
@@ -201,6 +201,10 @@ class Event(Progress):
     """The speed since the attempt started; only for the terminal."""
     evaluated: bool = False
     """The test sets were evaluated at `step`."""
+
+    def value(self, name: str) -> float | None:
+        """A metric of the run or a mean of some; None if it has none."""
+        return metric_value(self.metrics, name)
 
     @classmethod
     def of(cls, record: RunRecord, steps: int) -> "Event":

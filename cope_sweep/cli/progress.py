@@ -152,7 +152,7 @@ class PlainLines:
         if (loss := event.metrics.get("train/loss")) is not None:
             parts.append(f"loss {fixed(loss, 3)}")
         for metric in self.metrics:
-            if (value := event.metrics.get(metric.name)) is not None:
+            if (value := event.value(metric.name)) is not None:
                 unit = f" {metric.unit}" if metric.unit else ""
                 parts.append(f"{metric.label or metric.name} {metric_text(metric, value)}{unit}")
         if event.steps_per_s:
@@ -204,7 +204,7 @@ class LiveTable(PlainLines):
 
     def _cells(self, event: Event) -> list[RenderableType]:
         loss = event.metrics.get("train/loss")
-        values = [(event.metrics.get(metric.name), metric) for metric in self.metrics]
+        values = [(event.value(metric.name), metric) for metric in self.metrics]
         return [
             Text(self.board.names[event.run_id]),
             f"{event.step}/{event.steps}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import keyword
 import math
+import re
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -285,7 +286,8 @@ class Metric(Frozen):
     """A column of the table."""
 
     name: MetricName = Field(
-        description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Runs "
+        description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Or the "
+        "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Runs "
         "without it, of another task for example, have an empty cell."
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
@@ -331,8 +333,26 @@ class Published(Frozen):
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+
+
+def _margin(value: float | str) -> float | str:
+    number = value
+    if isinstance(value, str):
+        match = _PERCENT.fullmatch(value.strip())
+        number = float(match[1]) if match else 0.0
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
+        raise InvalidValue(
+            f"{value!r} is not a margin; write a number above 0 in the units of the column, as in 0.5, or a share of "
+            "the mean, as in 1 %",
+            code="margin",
+            value=value,
+        )
+    return value
+
+
 class Claim(Frozen):
-    """A statement that some rows are better than others. Reports say whether the runs show it."""
+    """A statement that some rows are better than others, or equivalent. Reports say whether the runs show it."""
 
     text: str = Field(description="The statement, in a sentence.")
     source: str = Field(default="", description="Where the paper makes it, for example `Table 2`.")
@@ -347,6 +367,40 @@ class Claim(Frozen):
         description="The rows of `than` are judged as this variant of `evaluate.variants` evaluates them: with "
         "`capped`, by the column capped/METRIC.",
     )
+    says: Literal["better", "equivalent", "not worse"] = Field(
+        default="better",
+        description="What it says of the rows of `better`: that they are better than those of `than`, equivalent to "
+        "them (they differ by less than `margin`), or not worse by more than `margin`.",
+    )
+    margin: Annotated[float | str, AfterValidator(_margin)] | None = Field(
+        default=None,
+        description="The smallest difference that matters: in the units in which the table shows the column (0.5), or "
+        "a share of the mean of the row of `than` (1 %). Needed for `equivalent` and `not worse`; with `better`, "
+        "reports say whether the difference matters.",
+    )
+
+    @model_validator(mode="after")
+    def _has_margin(self) -> Self:
+        if self.says != "better" and self.margin is None:
+            raise InvalidValue(
+                f"a claim that says {self.says!r} needs the smallest difference that matters; add `margin: 0.5`, in "
+                "the units of the column, or `margin: 1 %`",
+                code="no_margin",
+                says=self.says,
+            )
+        return self
+
+    def margin_at(self, mean: float, scale: float) -> float | None:
+        """The margin as a difference of values of the metric; None without one.
+
+        Args:
+            mean: The mean of the row called worse.
+            scale: The factor by which the table multiplies values.
+        """
+        if isinstance(self.margin, str):
+            match = _PERCENT.fullmatch(self.margin.strip())
+            return abs(mean) * float(match[1]) / 100 if match else None
+        return None if self.margin is None else self.margin / scale
 
     def metric_of_than(self, metric: str) -> str:
         """The column that decides for the rows of `than`, where `metric` decides for the better ones."""

@@ -14,6 +14,7 @@ from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
 from cope_sweep.figures import FigureSpec
+from cope_sweep.frozen import is_reported, metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -276,7 +277,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     of_runs = dict.fromkeys(name for run in runs for name in run.metrics)
     metric_names = [*of_runs, *(f"facts.{name}" for name in NUMERIC_FACTS)]
     for index, metric in enumerate(loaded.content.metrics):
-        if runs and metric.name not in metric_names:
+        if runs and not is_reported(metric.name, metric_names):
             raise _no_metric(loaded, ("metrics", index, "name"), runs, metric.name, metric_names)
 
 
@@ -337,7 +338,7 @@ class Planned:
         for run in self.runs:
             reported = [name for name in run.metrics if at_lengths or "@" not in name]
             for key, name in names:
-                if name not in reported:
+                if not is_reported(name, reported):
                     raise self.no_metric(key, [run], name, reported)
 
     def check_axes(self, axes: Mapping[str, str]) -> None:
@@ -469,8 +470,10 @@ def _objective(
     columns = {metric.name: metric for metric in loaded.content.metrics}
     name = spec.metric or validation_metric(loaded, runs)
     for run in runs:
-        if spec.metric and name not in run.metrics:
-            raise _no_metric(loaded, (key, "metric"), [run], name, run.metrics)
+        # Runs report no means of metrics while they are trained.
+        if name not in run.metrics and (spec.metric or metric_parts(name)):
+            path: KeyPath = (key, "metric") if spec.metric else (key,)
+            raise _no_metric(loaded, path, [run], name, run.metrics)
     # A metric of the validation set is no column, and has the goal of the test set's.
     column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
     if column is None and spec.goal is None:

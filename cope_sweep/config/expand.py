@@ -38,6 +38,7 @@ from cope_sweep.config.points import (
 from cope_sweep.config.run import RunSpec, part_text
 from cope_sweep.config.source import ASSIGNED, Json, SpecError, composed, default_label, error_at
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -89,7 +90,8 @@ class Plan:
     @property
     def reported_choices(self) -> tuple[tuple[str, str], ...]:
         """Key and metric of a search or schedule that chooses runs by a test set that the table reports."""
-        reported = {metric.name for metric in self.ablation.content.metrics}
+        names = [metric.name for metric in self.ablation.content.metrics]
+        reported = {part for name in names for part in (name, *metric_parts(name))}
         choosers = (("search", self.search), ("schedule", self.schedule))
         chosen = [
             (key, chooser.metric) for key, chooser in choosers if chooser is not None and chooser.metric is not None

@@ -122,8 +122,11 @@ def test_wikitext_and_its_changes():
 
 
 def test_code():
-    metrics = ("facts.parameters", "test/perplexity")
-    assert published("code") == expected(paper.TABLE_5_CODE, metrics)
+    of_paper = expected(paper.TABLE_5_CODE, ("facts.parameters", "test/perplexity"))
+    # Its perplexities are those of another text, so they do not stand beside ours.
+    assert published("code") == {
+        row: {"facts.parameters": cells["facts.parameters"]} for row, cells in of_paper.items()
+    }
 
 
 PATH_TABLE_1 = {

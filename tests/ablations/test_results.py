@@ -55,7 +55,7 @@ def check(report, text):
     for row in model.rows:
         own = frame[frame["run_id"].isin([run.run_id for run, _ in row.runs]) & (frame["status"] == "finished")]
         for column in model.columns:
-            values = own[column.name].dropna() if column.name in own else own["seed"][:0]
+            values = _values(own, column.name)
             summary, published = row.metrics[column.name].summary, row.metrics[column.name].published
             assert summary.n == len(values)
             if summary.n:
@@ -79,6 +79,16 @@ def check(report, text):
             else:
                 expected = exact_p(list(a.values()), list(b.values()))
             assert compared.difference.p == pytest.approx(expected), row.row
+
+
+def _values(runs, name):
+    """A column of the file of runs; of `a_and_b/perplexity`, the geometric mean of the two."""
+    splits, _, quantity = name.rpartition("/")
+    variant, slash, pair = splits.rpartition("/")
+    if "_and_" in pair and quantity.startswith("perplexity"):
+        first, second = (runs[f"{variant}{slash}{split}/{quantity}"] for split in pair.split("_and_"))
+        return (first * second).map(math.sqrt).dropna()
+    return runs[name].dropna() if name in runs else runs["seed"][:0]
 
 
 def exact_paired_p(differences):

@@ -16,6 +16,7 @@ from cope_sweep.api.ablations import CurvePage, GetCurves, RowCurves, Series
 from cope_sweep.api.runs import CurvesOfRuns, RunCurve
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.frozen import metric_value
 from cope_sweep.read.queries.runs import readable
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
@@ -71,7 +72,8 @@ class CurveCache:
         if cached is not None:
             return cached
         curve = readable(folder.curve) or []
-        points = thin([(int(point["step"]), point[metric]) for point in curve if metric in point], POINTS_PER_CURVE)
+        measured = ((int(point["step"]), metric_value(point, metric)) for point in curve)
+        points = thin([(step, value) for step, value in measured if value is not None], POINTS_PER_CURVE)
         steps, values = array("q", [step for step, _ in points]), array("d", [value for _, value in points])
         thinned = ThinnedCurve(steps, values, tuple(_logged(curve)))
         with self._lock:

@@ -21,6 +21,7 @@ from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.run import NUMERIC_FACTS
 from cope_sweep.config.source import Json
+from cope_sweep.frozen import is_reported
 from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
@@ -247,7 +248,7 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
     name = metric or (search.metric if search else None) or validation_metric(plan.ablation, plan.runs)
     for run in plan.runs:
         allowed = [*run.metrics, *(FACT + fact for fact in NUMERIC_FACTS)]
-        if name not in allowed:
+        if not is_reported(name, allowed):
             raise QueryError(
                 f"the task {run.task.kind} has no metric {name!r}{suggest(name, allowed)}",
                 code="unknown_metric",

@@ -7,7 +7,7 @@ With `best`, a figure also marks the best mean of each row, as the paper's Figur
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from cope_sweep.errors import FigureError
 from cope_sweep.figures import FIGURES, Metrics
+from cope_sweep.frozen import metric_parts, metric_value
 from cope_sweep.read.figures.base import FigureData, FigureKind
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ class Curves(FigureKind):
             raise FigureError(
                 f"--x {x}: curves are drawn by step or by time", code="unknown_key", key=x, allowed=["step", "time"]
             )
-        points = of_rows(results.curves, plan, question.row)
-        logged = list(dict.fromkeys(points["metric"]))
         default = (TRAIN_LOSS, *(metric.name for metric in plan.ablation.content.metrics))
+        points = with_means(of_rows(results.curves, plan, question.row), (*question.metric, *default))
+        logged = list(dict.fromkeys(points["metric"]))
         metrics = question.metric or _evaluated_often(points, default)
         for metric in question.metric:
             if logged and metric not in logged:
@@ -94,6 +95,23 @@ def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str,
     steps = points.groupby("metric")["step"].nunique()
     often = tuple(name for name in names if steps.get(name, 0) > 1)
     return often or tuple(name for name in names if name in steps.index) or names
+
+
+def with_means(points: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """The points, and those of means of metrics (`frozen.metric_parts`) at the steps where all parts were logged."""
+    import pandas as pd
+
+    frames, place = [points], ["row", "run_id", "step"]
+    for name in dict.fromkeys(names):
+        parts = metric_parts(name)
+        of_parts = points[points["metric"].isin(parts)]
+        if of_parts["metric"].nunique() == len(parts) > 1:
+            values = of_parts.pivot_table(index=place, columns="metric", values="value", aggfunc="last").dropna()
+            lines_of_values: list[dict[Any, Any]] = values.to_dict("records")
+            means = pd.Series([metric_value(line, name) for line in lines_of_values], values.index, "float64")
+            lines = of_parts.drop_duplicates(place).drop(columns=["metric", "value"]).set_index(place)
+            frames.append(lines.join(means.rename("value"), how="inner").reset_index().assign(metric=name))
+    return pd.concat(frames, ignore_index=True) if len(frames) > 1 else points
 
 
 def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Column], band: Band) -> pd.DataFrame:
