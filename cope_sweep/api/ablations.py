@@ -277,6 +277,18 @@ ClaimVerdict = Literal[
     "shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not testable", "not trained"
 ]
 
+ClaimSize = Literal["better", "worse", "equivalent", "unclear"]
+
+
+class ClaimTexts(Answer):
+    """Numbers of a claim as tables show them; `–` for those that it lacks."""
+
+    difference: str = Field(description="With its 95 % interval: `-1.34 [-1.64, -1.08]`.")
+    n: str = Field(description="`8`, `5–8`, or `8 pairs`.")
+    p: str
+    q: str
+    margin: str = Field(description="`± 0.50`")
+
 
 class ClaimResult(Answer):
     """A claim of an ablation, and the verdict of its finished runs at one scale."""
@@ -291,11 +303,33 @@ class ClaimResult(Answer):
     measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
     ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
     published: str = Field(description="The published values of the same rows; empty if there are none.")
-    p: float | None = Field(description="The largest p over the pairs of rows, corrected for their number (Holm).")
+    p: float | None = Field(
+        description="The largest p over the pairs of rows, corrected for the pairs of all claims of the ablation about "
+        "the same column and task (Holm)."
+    )
+    q: float | None = Field(
+        description="p, corrected for all claims of this answer that rows are better (Benjamini–Hochberg); null for "
+        "other claims, and for a single one."
+    )
+    n: int | None = Field(description="The smallest number of seeds of a row, or of pairs of runs.")
+    paired: bool = Field(description="Whether runs of the same seed are compared in pairs.")
+    difference: float | None = Field(
+        description="The row called better minus the other, not scaled: of the pair with the smallest difference in "
+        "the claimed direction; of rows called equivalent, of the pair that may differ most."
+    )
+    ci_low: float | None = Field(description="Lower end of its 95 % interval; null if no data could exclude a value.")
+    ci_high: float | None = Field(description="Upper end.")
+    says: Literal["better", "equivalent", "not worse"]
+    margin: float | None = Field(description="The smallest difference that matters, not scaled; null: not given.")
+    size: ClaimSize | None = Field(
+        description="equivalent: the interval lies within ± the margin; otherwise better or worse, if the difference "
+        "is significant, or else unclear; null without a margin."
+    )
+    texts: ClaimTexts
     verdict: ClaimVerdict
     meaning: str = Field(description="What the verdict says; empty if no run is trained.")
     pairs: int = Field(description="The number of pairs of rows that were tested.")
-    shown: int = Field(description="The number of pairs that differ as claimed.")
+    shown: int = Field(description="The number of pairs that are as claimed.")
     hypothesis: str = Field(
         description="The verdict on the ablation's hypothesis from all its claims, such as `supported`."
     )

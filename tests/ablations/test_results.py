@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
+from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.store.results_file import file_name, run_files
 from tests.ablations.update_readme import (
     ABLATIONS,
@@ -138,6 +139,26 @@ def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
     check(report, text)
     for name in re.findall(r"\]\(([^)]+\.svg)\)", text):
         assert ElementTree.parse(RESULTS / name).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_pair_of_rows_has_one_p_and_one_verdict_in_a_report(stem, reports):
+    report = reports[stem]
+    model, p_values = table_of(report).model, {}
+    rows = {row.row: row for row in model.rows}
+    for finding in claim_findings(report.plan, model):
+        for pair in finding.pairs:
+            column = pair.cell.column.name
+            for row, other in ((pair.better.row, pair.than.row), (pair.than.row, pair.better.row)):
+                cell = rows[row].metrics[column].comparison
+                if cell is None or cell.against == "paper" or _reference(model, rows[row], cell).row != other:
+                    continue
+                if finding.measure != pair.cell.column.title:  # a variant judges the other row: another pair
+                    continue
+                is_better = "better" if row == pair.better.row else "worse"
+                assert cell.p_adjusted == pair.comparison.p_adjusted, (row, other)
+                assert p_values.setdefault((frozenset((row, other)), column), cell.p_adjusted) == cell.p_adjusted
+                assert (cell.verdict == is_better) == (pair.comparison.verdict == "better"), (row, other)
 
 
 def test_every_file_belongs_to_a_report():

@@ -6,16 +6,14 @@
 """
 
 import functools
-import math
 import re
 from pathlib import Path
 
 from cope_sweep.config import load_ablation
-from cope_sweep.read.numbers import p_text
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.reports.heads import claimed_figures, measured_heads
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
+from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper, with_q
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
@@ -28,7 +26,8 @@ ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
 HEADING = "# Results\n\nReports of `cope-sweep report --out`. Each has its provenance and comparisons.\n\n"
 CLAIMS_HEADING = (
     "## Claims\n\nWhat the paper (or a file's hypothesis) says, and whether our small models show it. "
-    "[What the verdicts mean](../../docs/concepts/statistics.md).\n\n"
+    "The difference is the smallest in the claimed direction, with its 95 % interval; q is p corrected for all claims of "
+    "this page (Benjamini–Hochberg). [What the verdicts mean](../../docs/concepts/statistics.md#claims).\n\n"
 )
 REPORTS_HEADING = "\n## Reports\n\n"
 BASE = "base"
@@ -147,7 +146,7 @@ def claims():
     alone, beside_rope = (claim_findings(sentences.report.plan, table_of(sentences.report).model)[n] for n in (0, 2))
     for found in (alone, beside_rope):
         assert (found.measure, found.verdict) == ("OOD longer (%)", "shown")
-    perplexity = "validation/perplexity"
+    perplexity = "validation_and_test/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
@@ -247,14 +246,16 @@ def findings_of(report):
 def claims_of_all():
     """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
     found = [(each, finding) for each in our_reports() for finding in findings_of(each)]
+    of_page = with_q([finding for _, finding in found])
+    found = [(report, finding) for (report, _), finding in zip(found, of_page, strict=True)]
     lines = []
     for report, finding in found:
-        p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
         size = report.plan.ablation.scale or ("the paper's" if finding.published else BASE)
         ours = f"{finding.measure}: {finding.ours}"
         cells = [finding.source or "–", finding.claim, size, ours, finding.published or "–"]
         link = f"[{markdown_text(stem_of(report))}]({stem_of(report)}.md)"
-        texts = [*map(markdown_text, cells), p, f"**{finding.verdict_text}**", link]
+        numbers = [finding.texts[name] for name in ("difference", "n", "p", "q", "size")]
+        texts = [*map(markdown_text, cells), *numbers, f"**{finding.verdict_text}**", link]
         lines.append((place_in_paper(finding.source), f"| {' | '.join(texts)} |"))
     reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}
     for path in shipped_files():
@@ -267,15 +268,13 @@ def claims_of_all():
                     markdown_text(source or "–"),
                     markdown_text(text),
                     "",
-                    "–",
-                    "–",
-                    "",
+                    *["–"] * 7,
                     "**not trained**",
                 ]
                 link = f"[{markdown_text(path.stem)}](../{path.name})"
                 lines.append((place_in_paper(source), f"| {' | '.join([*texts, link])} |"))
-    head = ["| paper | claim | size | ours | paper's | p | verdict | report |"]
-    head.append("| --- | --- | --- | --- | --- | ---: | --- | --- |")
+    head = ["| paper | claim | scale | ours | paper's | difference [95 %] | n | p | q | size | verdict | report |"]
+    head.append("| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |")
     return "\n".join(head + [line for _, line in sorted(lines, key=lambda each: each[0])]) + "\n"
 
 

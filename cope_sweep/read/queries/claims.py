@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cope_sweep.api.ablations import ClaimResult
+from cope_sweep.api.ablations import ClaimResult, ClaimTexts
+from cope_sweep.config import Plan
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.claims import (
     Finding,
@@ -12,6 +13,7 @@ from cope_sweep.read.tables.claims import (
     head_findings,
     hypothesis_verdict,
     place_in_paper,
+    with_q,
 )
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.stats import finite
@@ -19,7 +21,15 @@ from cope_sweep.read.tables.stats import finite
 
 def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
     """The claims about these results, in the order of the paper's tables and figures; other claims come last."""
-    claims = [claim for results in all_results for claim in _claims_of(results)]
+    findings: list[tuple[Plan, Finding, str]] = []
+    for results in all_results:
+        of_results = _findings_of(results)
+        hypothesis = hypothesis_verdict(of_results)
+        findings += [(results.plan, finding, hypothesis) for finding in of_results]
+    of_page = with_q([finding for _, finding, _ in findings])
+    claims = [
+        _result(plan, finding, hypothesis) for (plan, _, hypothesis), finding in zip(findings, of_page, strict=True)
+    ]
     return sorted(claims, key=lambda claim: place_in_paper(claim.source))
 
 
@@ -33,25 +43,38 @@ def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
     return head_findings(claimed_figures(results.plan), kept.heads.to_pandas())
 
 
-def _claims_of(results: Results) -> Iterable[ClaimResult]:
-    plan = results.plan
-    findings: list[Finding] = [*claim_findings(plan, Table.of(results, reference(plan)).model)]
-    findings += _findings_about_heads(results)
-    hypothesis = hypothesis_verdict(findings)
-    for finding in findings:
-        yield ClaimResult(
-            claim=finding.claim,
-            source=finding.source,
-            ablation=plan.name,
-            title=plan.ablation.content.title,
-            scale=plan.ablation.scale,
-            measure=finding.measure,
-            ours=finding.ours,
-            published=finding.published,
-            p=finite(finding.largest_p),
-            verdict=finding.verdict,
-            meaning=finding.meaning,
-            pairs=len(finding.pairs),
-            shown=finding.shown,
-            hypothesis=hypothesis,
-        )
+def _findings_of(results: Results) -> tuple[Finding, ...]:
+    model = Table.of(results, reference(results.plan)).model
+    return (*claim_findings(results.plan, model), *_findings_about_heads(results))
+
+
+def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
+    weakest, texts = finding.weakest, dict(finding.texts)
+    del texts["size"]
+    test = None if weakest is None else weakest.comparison.difference
+    return ClaimResult(
+        claim=finding.claim,
+        source=finding.source,
+        ablation=plan.name,
+        title=plan.ablation.content.title,
+        scale=plan.ablation.scale,
+        measure=finding.measure,
+        ours=finding.ours,
+        published=finding.published,
+        p=finite(finding.largest_p),
+        q=finite(finding.q),
+        n=finding.n and finding.n[0],
+        paired=finding.is_paired,
+        difference=test and finite(test.difference),
+        ci_low=test and finite(test.ci_low),
+        ci_high=test and finite(test.ci_high),
+        says=finding.says,
+        margin=weakest and weakest.margin,
+        size=weakest and weakest.size,
+        texts=ClaimTexts(**texts),
+        verdict=finding.verdict,
+        meaning=finding.meaning,
+        pairs=len(finding.pairs),
+        shown=finding.shown,
+        hypothesis=hypothesis,
+    )

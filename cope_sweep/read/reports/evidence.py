@@ -35,7 +35,14 @@ from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
 from cope_sweep.read.reports.thresholds import thresholds
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
-from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, head_findings, hypothesis_verdict
+from cope_sweep.read.tables.claims import (
+    Finding,
+    claim_findings,
+    claims_layout,
+    head_findings,
+    hypothesis_verdict,
+    with_q,
+)
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import Layout
 from cope_sweep.read.tables.model import TableModel
@@ -157,7 +164,7 @@ class Evidence:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The claims of the ablation and of its figures, with their verdicts."""
-        about_rows = claim_findings(self.plan, self.table.model)
+        about_rows = with_q(claim_findings(self.plan, self.table.model))
         return about_rows + head_findings(claimed_figures(self.plan), self.heads)
 
     @cached_property

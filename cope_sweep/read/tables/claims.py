@@ -1,8 +1,7 @@
 """The claims of an ablation, with verdicts from its runs.
 
-A claim says that some rows are better than others. Every pair of these rows is tested as in a table, with p corrected
-by Holm's method for the pairs of one task (rows with the same labels on all axes except the encoding), which is one
-column of the paper's tables. The claim is
+A claim says that some rows are better than others. Every pair of these rows has the test of `tables.pairs`: one p in a
+document. The claim is
 
     shown           if every pair differs significantly, as claimed
     shown in part   if some pairs do, and the others do not differ
@@ -13,6 +12,20 @@ column of the paper's tables. The claim is
     not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
                     (`tables.rules`), so nothing follows from the order of the rows
     not trained     if no pair has finished runs; if some pairs have, the others count as pairs that do not differ
+
+A claim may also say that rows are equivalent, or not worse, by a `margin`: the smallest difference that matters. Then a
+pair is as claimed if the 95 % interval of its difference lies within ± the margin, or does not reach beyond it on the
+worse side. It is opposite if it differs significantly and the whole interval lies beyond the margin (of `not worse`, on
+the worse side). The verdicts are the same; there are too few seeds if no pair has an interval.
+
+With a margin, the size of a difference is
+
+    equivalent      if its interval lies within ± the margin: even a significant difference does not matter
+    better, worse   if the rows differ significantly otherwise
+    unclear         otherwise
+
+A claim is as strong as its weakest pair, so its difference and its size are those of the pair with the smallest
+difference in the claimed direction; of rows that are called equivalent, of the pair that may differ most.
 
 A figure of heads may claim that heads mark something (`figures.marks` has the measure). With the AUC of one head per
 seed, chosen on other sequences, and its AUC with the initial weights, the claim is
@@ -32,23 +45,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from cope_sweep.api.ablations import ClaimVerdict
+from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
-from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, summarise
+from cope_sweep.read.tables.model import Column, Comparison, MetricCell, TableModel, TableRow
+from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better
+from cope_sweep.read.tables.stats import Summary, benjamini_hochberg, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from cope_sweep.read.figures.kinds.maps import Maps
+
+Says = Literal["better", "equivalent", "not worse"]
+Outcome = Literal["as claimed", "opposite", ""]
 
 MARKS_FROM = 0.9
 """A head marks something if its AUC is at least this."""
@@ -70,7 +86,27 @@ VERDICT_NOTES: dict[ClaimVerdict, str] = {
 """Verdict on a claim about rows → its meaning, below a table of claims."""
 VALUES_NOTE = (
     "Values are means ± standard deviations over seeds. p is the largest p among the pairs of rows that the claim "
-    "compares, corrected for the pairs of one task (Holm)."
+    "compares, corrected for the pairs of all claims about this column and task (Holm)."
+)
+DIFFERENCE_NOTE = (
+    "Difference: the row called better minus the other, of the pair with the smallest difference in the claimed "
+    "direction (of rows called equivalent, of the pair that may differ most), with the 95 % interval of the same exact "
+    "test, which is not corrected. n: seeds a row, or pairs of runs of the same seed."
+)
+MARGIN_NOTES: dict[str, str] = {
+    "equivalent": "Equivalent rows: shown if every interval lies within ± the margin; opposite if a whole interval "
+    "lies beyond it, and the difference is significant.",
+    "not worse": "Rows that are not worse: shown if no interval reaches beyond the margin on the worse side; opposite "
+    "if a whole interval lies beyond it there, and the difference is significant.",
+}
+"""What a claim says → its verdicts."""
+SIZE_NOTE = (
+    "Size: equivalent, if the interval lies within ± the margin, the smallest difference that matters; otherwise "
+    "better or worse, if the difference is significant, or else unclear."
+)
+Q_NOTE = (
+    "q: p corrected for the claims of this page that rows are better (Benjamini–Hochberg); of claims with q ≤ 0.05, "
+    "5 % are expected to be false."
 )
 UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
 HEADS_NOTE = (
@@ -97,8 +133,30 @@ class Pair:
 
     better: TableRow
     than: TableRow
+    cell: MetricCell
+    """What decides for the row called better."""
     comparison: Comparison
     """`better` minus `than`; its verdict is better, worse, or empty if there is no significant difference."""
+    margin: float | None = None
+    """The smallest difference that matters; None: the claim does not say."""
+    outcome: Outcome = ""
+    """What the pair says of the claim; empty: nothing."""
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """The difference and its interval, positive where `better` is better; NaN without an interval."""
+        return gain(self.comparison.difference, self.cell.column.goal)
+
+    @property
+    def size(self) -> ClaimSize | None:
+        """How large the difference is, measured by the margin; None without one."""
+        if self.margin is None:
+            return None
+        _, low, high = self.gain
+        if -self.margin <= low and high <= self.margin:
+            return "equivalent"
+        of_verdict: dict[str, ClaimSize] = {"better": "better", "worse": "worse"}
+        return of_verdict.get(self.comparison.verdict, "unclear")
 
 
 @dataclass(frozen=True)
@@ -121,6 +179,12 @@ class Finding:
     untrained: int = 0
     """Number of pairs without finished runs."""
     is_about_heads: bool = False
+    says: Says = "better"
+    """What the claim says of the rows called better."""
+    is_paired: bool = False
+    """Whether runs of the same seed were compared in pairs."""
+    q: float = math.nan
+    """p, corrected for all claims of a page (`with_q`); NaN if the page has no other."""
 
     @property
     def largest_p(self) -> float:
@@ -130,22 +194,88 @@ class Finding:
 
     @property
     def shown(self) -> int:
-        """The number of pairs that differ as claimed."""
-        return sum(pair.comparison.verdict == "better" for pair in self.pairs)
+        """The number of pairs that are as claimed."""
+        return sum(pair.outcome == "as claimed" for pair in self.pairs)
+
+    @property
+    def weakest(self) -> Pair | None:
+        """The pair whose difference is the smallest in the claimed direction; of equivalent rows, the largest.
+
+        None for a claim about heads, and before there are runs.
+        """
+        if self.says == "equivalent":
+            return max(self.pairs, key=_may_differ_by, default=None)
+        return min(self.pairs, key=lambda pair: pair.gain[0], default=None)
+
+    @property
+    def n(self) -> tuple[int, int] | None:
+        """The smallest and the largest number of runs of a row, or of pairs of runs; None without tested rows."""
+        counts = [count for pair in self.pairs for count in pair.comparison.difference.n]
+        return (min(counts), max(counts)) if counts else None
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Difference with its interval, n, p, q, margin and size as texts; `–` for those that it lacks."""
+        weakest, p, q = self.weakest, self.largest_p, self.q
+        texts = dict.fromkeys(("difference", "margin", "size"), MISSING)
+        if weakest is not None:
+            of_cell = replace(weakest.cell, comparison=replace(weakest.comparison, margin=weakest.margin))
+            numbers = of_cell.comparison_texts
+            interval = "" if numbers["interval"] == MISSING else f" {numbers['interval']}"
+            texts["difference"] = numbers["difference"] + interval
+            texts["margin"] = numbers["margin"]
+            texts["size"] = weakest.size or MISSING
+        return texts | {
+            "n": self._n_text,
+            "p": MISSING if math.isnan(p) else p_text(p),
+            "q": MISSING if math.isnan(q) else p_text(q),
+        }
+
+    @property
+    def _n_text(self) -> str:
+        """`8`, `5–8`, or `8 pairs`."""
+        if self.n is None:
+            return MISSING
+        low, high = self.n
+        text = f"{low}" if low == high else f"{low}–{high}"
+        return f"{text} pairs" if self.is_paired else text
 
     @property
     def meaning(self) -> str:
         """What the verdict says of the rows or heads; empty before there are runs."""
         if self.verdict == "not trained":
             return ""
-        return HEADS_NOTE if self.is_about_heads else VERDICT_NOTES[self.verdict]
+        if self.is_about_heads:
+            return HEADS_NOTE
+        if self.says != "better" and self.verdict not in ("too few seeds", "not testable"):
+            return MARGIN_NOTES[self.says]
+        return VERDICT_NOTES[self.verdict]
 
     @property
     def verdict_text(self) -> str:
-        """The verdict; if only some pairs differ as claimed, with their number."""
+        """The verdict; if only some pairs are as claimed, with their number."""
         if self.is_about_heads or self.verdict not in ("shown in part", "mixed"):
             return self.verdict
         return f"{self.verdict} ({self.shown} of {len(self.pairs) + self.untrained} pairs)"
+
+
+def _may_differ_by(pair: Pair) -> tuple[bool, float]:
+    """The largest size of the differences that an interval contains; of a pair without one, that of its difference."""
+    value, low, high = pair.gain
+    has_none = not has_interval(pair.comparison.difference)
+    return has_none, abs(value) if has_none else max(abs(low), abs(high))
+
+
+def with_q(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a page with their q, by Benjamini and Hochberg's method for all claims that rows are better.
+
+    Claims about heads or equivalence have none, and a single claim needs none.
+    """
+    p_values = [finding.largest_p if finding.says == "better" else math.nan for finding in findings]
+    if sum(not math.isnan(p) for p in p_values) < 2:
+        return tuple(findings)
+    q_values = benjamini_hochberg(p_values)
+    return tuple(replace(finding, q=q) for finding, q in zip(findings, q_values, strict=True))
 
 
 def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Finding, ...]:
@@ -187,88 +317,88 @@ def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
     """The claims about rows of this plan, with verdicts from `model`, the table of the same plan."""
     rows = {row.row: row for row in model.rows}
     columns = {column.name: column for column in model.columns}
+    tests = claim_tests(model)
     findings = []
     for index, claim in enumerate(plan.ablation.content.claims):
-        better = [rows[row.name] for row in plan.rows if index in row.better]
-        than = [rows[row.name] for row in plan.rows if index in row.than]
-        named_axes = claim.better.keys() | claim.than.keys()
-        pairs = [(row, other) for row in better for other in than if same_labels(row, other, named_axes)]
+        pairs = [pair for pair in model.claimed if pair.claim == index]
         if pairs:
-            column = columns[claim.metric or model.primary.name]
-            than_column = columns[claim.metric_of_than(column.name)]
-            findings.append(_finding(model, claim, column, than_column, pairs))
+            column, than_column = (columns[name] for _, name in (pairs[0].better, pairs[0].than))
+            finding = Finding(
+                claim.text, claim.source, " against ".join(dict.fromkeys((column.title, than_column.title))),
+                "not trained", says=claim.says, is_paired=model.paired,
+            )  # fmt: skip
+            tested = [
+                (rows[pair.better[0]], rows[pair.than[0]], tests[pair.better, pair.than])
+                for pair in pairs
+                if (pair.better, pair.than) in tests
+            ]
+            if tested:
+                finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
+            findings.append(finding)
     return tuple(findings)
 
 
-def _finding(
-    model: TableModel, claim: Claim, column: Column, than_column: Column, rows: Sequence[tuple[TableRow, TableRow]]
+def _with_verdict(
+    finding: Finding,
+    claim: Claim,
+    column: Column,
+    than_column: Column,
+    tested: Sequence[tuple[TableRow, TableRow, PairTest]],
+    untrained: int,
 ) -> Finding:
-    """The verdict on a claim about pairs of rows.
+    """The finding with its verdict.
 
     Args:
-        model: The table.
+        finding: The claim without runs.
         claim: The claim.
         column: The column of the rows that are called better.
         than_column: The column of the rows that are called worse.
-        rows: Pairs of a row that is called better and one that is called worse.
+        tested: A row that is called better, one that is called worse, and their test; of all pairs with runs.
+        untrained: The number of the other pairs.
     """
-    measure = " against ".join(dict.fromkeys((column.title, than_column.title)))
-    trained: list[tuple[TableRow, TableRow]] = []
-    untrained: list[tuple[TableRow, TableRow]] = []
-    for row, other in rows:
-        is_trained = row.metrics[column.name].values and other.metrics[than_column.name].values
-        (trained if is_trained else untrained).append((row, other))
-    if not trained:
-        return Finding(claim.text, claim.source, measure, "not trained")
-    differences = [
-        model.difference(row.metrics[column.name], other.metrics[than_column.name]) for row, other in trained
-    ]
-    corrected, smallest = _correct(trained, differences, untrained)
     pairs = []
-    for (row, other), difference, p in zip(trained, differences, corrected, strict=True):
+    for row, other, test in tested:
         verdict = ""
-        if p <= SIGNIFICANT_P:
-            is_lower = difference.difference < 0
-            verdict = "better" if is_lower == (column.goal == "min") else "worse"
-        pairs.append(Pair(row, other, Comparison(other.row, difference, verdict, None if math.isnan(p) else p)))
+        if test.is_significant:
+            verdict = "better" if is_better(test.difference, column.goal) else "worse"
+        comparison = Comparison(other.row, test.difference, verdict, None if math.isnan(test.p) else test.p)
+        margin = claim.margin_at(other.metrics[than_column.name].summary.mean, column.scale)
+        pair = Pair(row, other, row.metrics[column.name], comparison, margin)
+        pairs.append(replace(pair, outcome=_outcome(pair, claim.says)))
+    # An interval without ends says as little about equivalence as a p that cannot be small about a difference.
+    has_enough = [
+        test.is_testable if claim.says == "better" else has_interval(test.difference) for _, _, test in tested
+    ]
     if _are_all_stuck(pairs, column, than_column):
         on_claim: ClaimVerdict = "not testable"
-    elif not any(p <= SIGNIFICANT_P for p in smallest):
+    elif not any(has_enough):
         on_claim = "too few seeds"
     else:
-        verdicts = {pair.comparison.verdict for pair in pairs}
-        on_claim = _verdict_on_rows(verdicts | {""} if untrained else verdicts)
-    return Finding(
-        claim.text, claim.source, measure, on_claim,
+        outcomes = {pair.outcome for pair in pairs}
+        on_claim = _verdict_on_rows(outcomes | {""} if untrained else outcomes)
+    return replace(
+        finding,
+        verdict=on_claim,
         ours=_list_values(pairs, column, than_column, _our_value),
         published=_list_values(pairs, column, than_column, _published_value),
         pairs=tuple(pairs),
-        untrained=len(untrained),
-    )  # fmt: skip
+        untrained=untrained,
+    )
 
 
-def _correct(
-    rows: Sequence[tuple[TableRow, TableRow]],
-    differences: Sequence[Difference],
-    untrained: Sequence[tuple[TableRow, TableRow]],
-) -> tuple[list[float], list[float]]:
-    """The corrected p of each pair, and the smallest possible one.
-
-    The pairs of one task are corrected together: their better rows differ in the encoding alone. Pairs without finished
-    runs count with p = 1, so that a verdict does not fall when they are trained.
-    """
-    untrained_of_task = Counter(other_labels(row) for row, _ in untrained)
-    indices_by_task: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for index, (row, _) in enumerate(rows):
-        indices_by_task.setdefault(other_labels(row), []).append(index)
-    corrected, smallest = [math.nan] * len(rows), [math.nan] * len(rows)
-    for task, indices in indices_by_task.items():
-        ones = [1.0] * untrained_of_task[task]
-        p_values = holm([differences[index].p for index in indices] + ones)
-        smallest_p_values = holm([differences[index].smallest_p for index in indices] + ones)
-        for index, p, smallest_p in zip(indices, p_values, smallest_p_values, strict=False):
-            corrected[index], smallest[index] = p, smallest_p
-    return corrected, smallest
+def _outcome(pair: Pair, says: Says) -> Outcome:
+    """What a pair says of its claim."""
+    verdict, margin = pair.comparison.verdict, pair.margin
+    if says == "better" or margin is None:
+        by_verdict: dict[str, Outcome] = {"better": "as claimed", "worse": "opposite"}
+        return by_verdict.get(verdict, "")
+    _, low, high = pair.gain
+    is_significant = verdict != ""
+    if -margin <= low and (high <= margin or says == "not worse"):
+        return "as claimed"
+    if is_significant and (high < -margin or (low > margin and says == "equivalent")):
+        return "opposite"
+    return ""
 
 
 def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -> bool:
@@ -278,12 +408,12 @@ def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -
     return all(cell.mostly_stuck for cell in cells)
 
 
-def _verdict_on_rows(verdicts: set[str]) -> ClaimVerdict:
-    """The verdict on a claim from the verdicts of its pairs."""
-    if "worse" in verdicts:
-        return "mixed" if "better" in verdicts else "opposite"
-    if "better" in verdicts:
-        return "shown in part" if "" in verdicts else "shown"
+def _verdict_on_rows(outcomes: set[Outcome]) -> ClaimVerdict:
+    """The verdict on a claim from the outcomes of its pairs."""
+    if "opposite" in outcomes:
+        return "mixed" if "as claimed" in outcomes else "opposite"
+    if "as claimed" in outcomes:
+        return "shown in part" if "" in outcomes else "shown"
     return "not shown"
 
 
@@ -355,31 +485,55 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
     return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
+TITLES = {
+    "claim": "claim", "paper": "paper", "measure": "measure", "ours": "ours", "published": "published",
+    "difference": "difference [95 %]", "n": "n", "p": "p", "q": "q", "margin": "margin", "size": "size",
+    "verdict": "verdict",
+}  # fmt: skip
+"""Column of a table of claims → its title."""
+NUMBERS = ("difference", "n", "p", "q", "margin")
+
+
 def claims_layout(findings: Sequence[Finding]) -> Layout:
-    """One line per claim: its text, our values and the published values, p and the verdict."""
-    has_published = any(finding.published for finding in findings)
-    titles = ["claim", "paper", "measure", "ours", *(["published"] * has_published), "p", "verdict"]
-    rows = []
-    for finding in findings:
-        p = MISSING if math.isnan(finding.largest_p) else p_text(finding.largest_p)
-        texts = [finding.claim, finding.source, finding.measure, finding.ours]
-        texts += [finding.published] * has_published
-        rows.append(tuple(TextCell(text) for text in (*texts, p, finding.verdict_text)))
-    headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
-    return Layout(headers, tuple(rows), " ".join(_claim_notes(findings, has_published=has_published)))
+    """One line per claim: its text, values, smallest difference, n, p and verdict; q of several claims; sizes."""
+    lines = [
+        {"claim": finding.claim, "paper": finding.source, "measure": finding.measure, "ours": finding.ours,
+         "published": finding.published, **finding.texts, "verdict": finding.verdict_text}
+        for finding in findings
+    ]  # fmt: skip
+    optional = {
+        "published": any(finding.published for finding in findings),
+        "q": any(not math.isnan(finding.q) for finding in findings),
+    }
+    optional |= dict.fromkeys(("margin", "size"), any(line["margin"] != MISSING for line in lines))
+    names = [name for name in TITLES if optional.get(name, True)]
+    headers = tuple(ColumnHeader(TITLES[name], numeric=name in NUMBERS) for name in names)
+    rows = tuple(tuple(TextCell(line[name]) for name in names) for line in lines)
+    return Layout(headers, rows, " ".join(_claim_notes(findings)))
 
 
-def _claim_notes(findings: Sequence[Finding], *, has_published: bool) -> Iterator[str]:
+def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
     """Sentences that explain the values and the verdicts of these findings."""
-    about_rows = {finding.verdict for finding in findings if not finding.is_about_heads}
+    about_rows = [finding for finding in findings if not finding.is_about_heads]
     if about_rows:
         yield VALUES_NOTE
+        if any(finding.n for finding in about_rows):
+            yield DIFFERENCE_NOTE
+        verdicts = {finding.verdict for finding in about_rows if finding.says == "better"}
+        verdicts |= {finding.verdict for finding in about_rows} & {"too few seeds", "not testable"}
         for verdict, meaning in VERDICT_NOTES.items():
-            if verdict in about_rows:
+            if verdict in verdicts:
                 yield f"{verdict.capitalize()}: {meaning}."
+    for says, note in MARGIN_NOTES.items():
+        if any(finding.says == says for finding in about_rows):
+            yield note
+    if any(pair.size for finding in about_rows for pair in finding.pairs):
+        yield SIZE_NOTE
+    if any(not math.isnan(finding.q) for finding in findings):
+        yield Q_NOTE
     if any(finding.pairs and finding.untrained for finding in findings):
         yield UNTRAINED_NOTE
-    if has_published:
+    if any(finding.published for finding in findings):
         yield "Published values are of the paper's size and data."
     if any(finding.is_about_heads for finding in findings):
         yield HEADS_NOTE

@@ -1,10 +1,11 @@
 """Comparisons of the cells of a table: with another row, or with the paper.
 
 With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: an exact test
-of `stats`, with p corrected by Holm's method for all rows that are compared with the same row. A row is `better` or
-`worse` if the corrected p is at most 5 %; otherwise there is `no significant difference`. If no data could bring the
-corrected p so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is
-`descriptive`: a difference without a verdict.
+of `stats`, with p corrected by Holm's method for all rows that are compared with the same row. A pair of rows that a
+claim compares, by whatever metric, has the p of the claims (`pairs`) instead. A row is `better` or `worse` if the
+corrected p is at most 5 %; otherwise there is `no significant difference`. If no data could bring the corrected p so
+low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
+difference without a verdict.
 
 With the paper, at its scale, a cell
 
@@ -41,6 +42,7 @@ from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
     PAPER,
     POSITION,
+    CellKey,
     Column,
     Comparison,
     MetricCell,
@@ -49,6 +51,7 @@ from cope_sweep.read.tables.model import (
     TableRow,
     same_labels,
 )
+from cope_sweep.read.tables.pairs import PairTest, claim_tests, is_better
 from cope_sweep.read.tables.row_names import find_axis, named_rows
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, t_quantile, t_tail
 from cope_sweep.store import QueryError
@@ -76,8 +79,20 @@ TOO_FEW_RULE = (
     "Too few seeds for verdicts: with {runs} and {comparisons}, the corrected p of an exact {test} is at least "
     "{smallest_p}, so no difference could be significant. "
 )
+CLAIMED_RULE = (
+    "Pairs of rows that a claim compares have one p in this document, that of the claims: exact {test}, corrected for "
+    "the pairs of all claims about this column and task (Holm). With {runs}, it is at least {smallest_p}. If p ≤ 0.05, "
+    "{meaning}; otherwise there is no significant difference. "
+)
+TOO_FEW_CLAIMED_RULE = (
+    "Too few seeds for verdicts on the pairs of rows that claims compare: with {runs}, p of an exact {test}, corrected "
+    "for the pairs of all claims about this column and task, is at least {smallest_p}, so no difference could be "
+    "significant. "
+)
+SECONDARY_RULE = "The other comparisons are secondary, and corrected among themselves. "
 UNTESTED_RULE = "Too few runs are finished for a test. "
 OTHERS_RULE = "The other metrics are descriptive."
+OTHERS_AND_CLAIMED_RULE = "The other metrics are descriptive, except where a claim compares a pair of rows by them."
 BETTER_OR_WORSE = "the row is better or worse"
 SAME_OR_OPPOSITE = "the order is the same or opposite"
 """What p ≤ 0.05 means, in a rule."""
@@ -122,9 +137,6 @@ PAPER_SENTENCES = {
     DESCRIPTIVE: "Not tested",
 }
 """Verdict on published numbers → the sentence of an answer that counts them."""
-
-CellKey = tuple[str, str]
-"""Names of a row and a column."""
 
 
 def compared(model: TableModel, against: str) -> TableModel:
@@ -313,35 +325,70 @@ def _compare_rows(
         label: What `Comparison.against` calls the references; None: their names.
     """
     comparisons: dict[CellKey, Comparison] = {}
+    of_claims = claim_tests(model)
+    claimed: dict[CellKey, PairTest] = {}
     tested_cells: dict[str, list[CellKey]] = {}  # by reference
+
+    def with_verdict(key: CellKey, p: float, smallest_p: float, goal: str) -> None:
+        if math.isnan(p):
+            return
+        comparison, verdict = comparisons[key], DESCRIPTIVE
+        if smallest_p <= SIGNIFICANT_P:
+            verdict = verdicts[0] if is_better(comparison.difference, goal) else verdicts[1]
+            if p > SIGNIFICANT_P:
+                verdict = SAME
+        comparisons[key] = replace(comparison, p_adjusted=p, verdict=verdict)
+
     for row in model.rows:
         for column in model.columns:
             other = find_reference(row, column)
             if other is None:
                 continue
-            difference = model.difference(row.metrics[column.name], other.metrics[column.name])
-            comparisons[row.row, column.name] = Comparison(label or other.row, difference, DESCRIPTIVE)
-            if column is tested_column:
-                tested_cells.setdefault(other.row, []).append((row.row, column.name))
+            key = row.row, column.name
+            test = of_claims.get((key, (other.row, column.name)))
+            if test is None:
+                difference = model.difference(row.metrics[column.name], other.metrics[column.name])
+                if column is tested_column:
+                    tested_cells.setdefault(other.row, []).append(key)
+            else:
+                difference, claimed[key] = test.difference, test
+            comparisons[key] = Comparison(label or other.row, difference, DESCRIPTIVE)
+            if test is not None:
+                with_verdict(key, test.p, test.smallest_p, column.goal)
     for keys in tested_cells.values():
         differences = [comparisons[key].difference for key in keys]
         corrected = holm([difference.p for difference in differences])
         smallest = holm([difference.smallest_p for difference in differences])
-        for key, difference, p, smallest_p in zip(keys, differences, corrected, smallest, strict=True):
-            if math.isnan(p):
-                continue
-            verdict = DESCRIPTIVE
-            if smallest_p <= SIGNIFICANT_P:
-                is_better = (difference.difference < 0) == (tested_column.goal == "min")
-                verdict = verdicts[0] if is_better else verdicts[1]
-                if p > SIGNIFICANT_P:
-                    verdict = SAME
-            comparisons[key] = replace(comparisons[key], p_adjusted=p, verdict=verdict)
-    families = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
-    rule = _test_rule(families, meaning, is_paired=model.paired)
+        for key, p, smallest_p in zip(keys, corrected, smallest, strict=True):
+            with_verdict(key, p, smallest_p, tested_column.goal)
+    of_others = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
+    in_column = [test for (_, name), test in claimed.items() if name == tested_column.name]
+    rule = _claimed_rule(in_column, meaning, is_paired=model.paired) if in_column else ""
+    if in_column and of_others:
+        rule += SECONDARY_RULE
+    if of_others or not in_column:
+        rule += _test_rule(of_others, meaning, is_paired=model.paired)
     if any(column.compared and column is not tested_column for column in model.columns):
-        rule += OTHERS_RULE
+        has_others = len(claimed) > len(in_column)
+        rule += OTHERS_AND_CLAIMED_RULE if has_others else OTHERS_RULE
     return comparisons, rule
+
+
+def _claimed_rule(tests: Sequence[PairTest], meaning: str, *, is_paired: bool) -> str:
+    """The rule of the tests that claims share with the comparisons. `meaning`: see `_test_rule`."""
+    tested = [test for test in tests if not math.isnan(test.p)]
+    if not tested:
+        return UNTESTED_RULE
+    smallest_p = min(test.smallest_p for test in tested)
+    rule = CLAIMED_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_CLAIMED_RULE
+    run_counts = {count for test in tested for count in test.difference.n}
+    return rule.format(
+        test=TESTS[is_paired], runs=_runs_text(run_counts, is_paired), smallest_p=p_text(smallest_p), meaning=meaning
+    )
+
+
+def _runs_text(counts: Iterable[int], is_paired: bool) -> str:
+    return f"{_alternatives(counts)} {'pairs of runs' if is_paired else 'runs a row'}"
 
 
 def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_paired: bool) -> str:
@@ -366,7 +413,7 @@ def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_pai
     return rule.format(
         test=TESTS[is_paired],
         comparisons=comparisons,
-        runs=f"{_alternatives(run_counts)} {'pairs of runs' if is_paired else 'runs a row'}",
+        runs=_runs_text(run_counts, is_paired),
         smallest_p=p_text(smallest_p),
         meaning=meaning,
     )

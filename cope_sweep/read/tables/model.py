@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -291,6 +291,20 @@ class TableRow:
         return f"{text}: {', '.join(unfinished)}" if unfinished else text
 
 
+CellKey = tuple[str, str]
+"""Names of a row and a column."""
+
+
+@dataclass(frozen=True)
+class ClaimedPair:
+    """A pair of cells that a claim of the ablation compares."""
+
+    claim: int
+    """Its index in the file."""
+    better: CellKey
+    than: CellKey
+
+
 @dataclass(frozen=True)
 class TableModel:
     """The rows of an ablation, with their results."""
@@ -313,6 +327,8 @@ class TableModel:
     """The result of the comparisons in a sentence."""
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
+    claimed: tuple[ClaimedPair, ...] = ()
+    """The pairs of cells that the claims of the ablation compare, claim by claim."""
     group: str | None = None
     """The axis by which rows are grouped, which is then the first one; None without groups."""
 
@@ -349,7 +365,21 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
         replaced=plan.ablation.replaced,
         warnings=(*_warnings_of_choices(plan), *differences(runs), *hardware_of_rows(runs)),
         paired=content.paired,
+        claimed=tuple(_claimed_pairs(plan, rows, columns)),
     )
+
+
+def _claimed_pairs(plan: Plan, rows: Sequence[TableRow], columns: Iterable[Column]) -> Iterator[ClaimedPair]:
+    by_name = {row.row: row for row in rows}
+    primary = next(column.name for column in columns if column.primary)
+    for index, claim in enumerate(plan.ablation.content.claims):
+        named_axes = claim.better.keys() | claim.than.keys()
+        column = claim.metric or primary
+        better = [by_name[row.name] for row in plan.rows if index in row.better]
+        than = [by_name[row.name] for row in plan.rows if index in row.than]
+        for row, other in itertools.product(better, than):
+            if same_labels(row, other, named_axes):
+                yield ClaimedPair(index, (row.row, column), (other.row, claim.metric_of_than(column)))
 
 
 def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:

@@ -28,7 +28,7 @@ import math
 import statistics
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -208,6 +208,13 @@ class Difference:
     n: tuple[int, int] = (0, 0)
     """Number of runs of both rows; of pairs, twice, if runs are paired."""
 
+    def reversed(self) -> Difference:
+        """The other row minus this one."""
+        n, m = self.n
+        return replace(
+            self, difference=-self.difference, ci_low=-self.ci_high, ci_high=-self.ci_low, effect=-self.effect, n=(m, n)
+        )
+
 
 def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
     """Compare two rows; each maps seeds to values. If a row has a single run, only the difference is known."""
@@ -360,6 +367,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
     for rank, (p, index) in enumerate(order):
         greatest = max(greatest, min(1.0, (len(order) - rank) * p))
         adjusted[index] = greatest
+    return adjusted
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Benjamini and Hochberg's (1995) q: for the i-th smallest of m, the smallest m · p_j / j of all j ≥ i.
+
+    Of the differences with q ≤ 0.05, 5 % are expected to be false. NaN means not tested: it does not count and stays
+    NaN.
+    """
+    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, least = [math.nan] * len(p_values), 1.0
+    for rank, (p, index) in reversed([*enumerate(order, start=1)]):
+        least = min(least, len(order) * p / rank)
+        adjusted[index] = least
     return adjusted
 
 

@@ -39,3 +39,21 @@ def test_a_report_says_how_many_runs_have_heads_that_were_not_measured() -> None
     without_two = report.heads[report.heads["seed"] > 1]
     (line,) = replace(report, heads=without_two).missing
     assert line.startswith("heads of 2 finished runs")
+
+
+def test_numbers_of_claims_have_their_texts() -> None:
+    plan = expand(with_overrides(load_ablation(ABLATIONS / "code.yaml"), scale="small"))
+    claims = claim_results([read_results(plan, ParquetStore(ABLATIONS / "results"))])
+    assert len(claims) > 1
+    for claim in claims:
+        assert (claim.n, claim.paired, claim.texts.n) == (8, True, "8 pairs")
+        assert claim.p is not None
+        assert claim.q is not None
+        assert claim.p <= claim.q
+        assert claim.difference is not None
+        assert claim.ci_low is not None
+        assert claim.ci_high is not None
+        assert claim.ci_low <= claim.difference <= claim.ci_high
+        assert claim.texts.difference == f"{claim.difference:+.2f} [{claim.ci_low:.2f}, {claim.ci_high:.2f}]"
+    (of_heads, *_) = claim_results([gates()])
+    assert (of_heads.n, of_heads.difference, of_heads.size, of_heads.texts.n) == (None, None, None, "–")

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.config import expand, load_ablation, with_overrides
-from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict
+from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict, with_q
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.rules import SEQUENCES
+from cope_sweep.read.tables.stats import benjamini_hochberg
 from cope_sweep.records import RunRecord
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import COUNTING, plan_of
@@ -74,7 +75,12 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
     assert [each.comparison.p_adjusted for each in one.pairs] == [pytest.approx(2 * 2 / 252), 1.0]
     assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
     drawn = claims_layout([one])
-    assert [header.text for header in drawn.headers] == ["claim", "paper", "measure", "ours", "p", "verdict"]
+    assert [header.text for header in drawn.headers] == [
+        "claim", "paper", "measure", "ours", "difference [95 %]", "n", "p", "verdict",
+    ]  # fmt: skip
+    assert [cell.text for cell in drawn.rows[0][4:]] == [
+        "+0.00 [-0.13, 0.13]", "5", "1.000", "shown in part (1 of 2 pairs)",
+    ]  # fmt: skip
 
 
 def test_a_pair_without_runs_counts_in_the_correction():
@@ -146,3 +152,109 @@ def test_set_may_leave_out_the_rows_of_a_claim():
     loaded = load_ablation(Path(__file__).parents[3] / "ablations" / "flip_flop.yaml")
     narrowed = with_overrides(loaded, assignments=["model.position=[{kind: alibi}]"])
     assert len(expand(narrowed).rows) == 1
+
+
+TWO = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}
+SHIFTED = [value + 0.5 for value in NEAR]
+"""Worse than `NEAR` by 0.5, in every arrangement that counts."""
+
+
+def size_of(*values, says="equivalent", margin=1.0, **changes):
+    """Verdict and size of a claim about CoPE and RoPE; values near 1 and 5 differ by 4.2, with an interval of ± 0.3."""
+    claim = {"than": {"model.position": "RoPE"}, "says": says, "margin": margin}
+    (one,) = findings_of(*values, claim=claim, grid=TWO, **changes)
+    return one.verdict, one.weakest.size
+
+
+@pytest.mark.parametrize(
+    ("says", "margin", "values", "expected"),
+    [
+        ("equivalent", 1.0, [*NEAR, *NEAR], ("shown", "equivalent")),
+        ("equivalent", 1.0, [*NEAR, *SHIFTED], ("shown", "equivalent")),  # significant, but it does not matter
+        ("equivalent", 0.5, [*NEAR, *SHIFTED], ("not shown", "better")),
+        ("equivalent", 0.1, [*NEAR, *NEAR], ("not shown", "unclear")),  # its interval is ± 0.13
+        ("equivalent", 1.0, [*NEAR, *FAR], ("opposite", "better")),
+        ("equivalent", 1.0, [*FAR, *NEAR], ("opposite", "worse")),
+        ("not worse", 1.0, [*NEAR, *NEAR], ("shown", "equivalent")),
+        ("not worse", 1.0, [*NEAR, *FAR], ("shown", "better")),
+        ("not worse", 1.0, [*FAR, *NEAR], ("opposite", "worse")),
+        ("not worse", 0.5, [*SHIFTED, *NEAR], ("not shown", "worse")),
+        ("not worse", 0.1, [*NEAR, *NEAR], ("not shown", "unclear")),
+        ("better", 1.0, [*NEAR, *FAR], ("shown", "better")),
+        ("better", 1.0, [*NEAR, *SHIFTED], ("shown", "equivalent")),  # better, by less than what matters
+        ("better", 0.5, [*FAR, *NEAR], ("opposite", "worse")),
+        ("better", "1 %", [*NEAR, *NEAR], ("not shown", "unclear")),
+        ("equivalent", "20%", [*NEAR, *NEAR], ("shown", "equivalent")),
+        ("equivalent", "5 %", [*NEAR, *NEAR], ("not shown", "unclear")),
+    ],
+)
+def test_sizes_by_a_margin(says, margin, values, expected):
+    assert size_of(*values, says=says, margin=margin) == expected
+
+
+def test_more_may_be_better_and_a_margin_has_the_units_of_the_table():
+    metrics = [{"name": "in_dist/token_error", "goal": "max", "scale": 100.0}]
+    assert size_of(*FAR, *NEAR, says="not worse", margin=1, metrics=metrics) == ("shown", "better")
+    assert size_of(*NEAR, *FAR, says="not worse", margin=1, metrics=metrics) == ("opposite", "worse")
+    assert size_of(*NEAR, *NEAR, margin=14, metrics=metrics) == ("shown", "equivalent")
+    assert size_of(*NEAR, *NEAR, margin=10, metrics=metrics) == ("not shown", "unclear")
+
+
+def test_with_few_seeds_nothing_is_equivalent():
+    values = [value for row in range(2) for value in NEAR[:3]]
+    assert size_of(*values, seeds=3) == ("too few seeds", "unclear")
+    assert size_of(*NEAR, *NEAR, paired=True) == ("too few seeds", "unclear"), "p of five pairs is at least 0.06"
+
+
+def test_a_claim_is_as_strong_as_its_weakest_pair():
+    (better,) = findings_of(*NEAR, *SHIFTED, *FAR)
+    assert better.texts["difference"].startswith("-0.50 [")
+    assert (better.texts["n"], better.texts["p"], better.texts["size"], better.texts["q"]) == ("5", "0.016", "–", "–")
+    (equivalent,) = findings_of(*NEAR, *SHIFTED, *NEAR, claim={"says": "equivalent", "margin": 1})
+    assert equivalent.verdict == "shown"
+    assert equivalent.texts["difference"].startswith("-0.50 [")
+    assert equivalent.texts["margin"] == "± 1.00"
+    (in_part,) = findings_of(*NEAR, *SHIFTED, *FAR, claim={"says": "equivalent", "margin": 1})
+    assert in_part.verdict_text == "mixed (1 of 2 pairs)"
+    assert hypothesis_verdict([equivalent, better]) == "supported"
+    (not_shown,) = findings_of(*NEAR, *NEAR, *NEAR, claim={"says": "equivalent", "margin": 0.1})
+    assert hypothesis_verdict([better, not_shown]) == "supported in part"
+
+
+def test_pairs_are_counted_where_runs_are_paired():
+    values = [value for row in range(3) for value in FIVE[:8]]
+    (one,) = findings_of(*values, seeds=8, paired=True)
+    assert one.texts["n"] == "8 pairs"
+    (missing,) = findings_of(*NEAR, None, None, *NEAR, *FAR, *NEAR, seeds=7)
+    assert missing.texts["n"].startswith("5–")
+
+
+def test_q_is_over_the_claims_of_a_page_that_rows_are_better():
+    assert benjamini_hochberg([0.01, 0.04, 0.03, float("nan"), 0.5]) == pytest.approx(
+        [0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, float("nan"), 0.5], nan_ok=True
+    )
+    assert benjamini_hochberg([]) == []
+    (shown,), (not_shown,) = findings_of(*NEAR, *FAR, *FAR), findings_of(*NEAR, *NEAR, *NEAR)
+    (same,) = findings_of(*NEAR, *NEAR, *NEAR, claim={"says": "equivalent", "margin": 1})
+    (alone,) = with_q([shown])
+    assert alone.texts["q"] == "–"
+    of_page = with_q([shown, same, not_shown])
+    assert [one.q for one in of_page] == pytest.approx([2 * shown.largest_p, float("nan"), 1.0], nan_ok=True)
+    drawn = claims_layout(of_page)
+    assert [header.text for header in drawn.headers][4:] == [
+        "difference [95 %]", "n", "p", "q", "margin", "size", "verdict",
+    ]  # fmt: skip
+    assert "Benjamini" in drawn.note
+    assert "Benjamini" not in claims_layout([shown]).note
+
+
+@pytest.mark.parametrize("says", ["equivalent", "not worse"])
+def test_a_claim_of_equivalence_needs_a_margin(says):
+    with raises("no_margin", says=says):
+        findings_of(claim={"says": says})
+
+
+@pytest.mark.parametrize("margin", ["-1 %", "half", 0.0, -2, "0 %", "1 % of it"])
+def test_a_margin_is_a_number_or_a_share(margin):
+    with raises("margin"):
+        findings_of(claim={"margin": margin})

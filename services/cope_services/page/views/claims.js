@@ -1,20 +1,26 @@
 // The claims of ablations, each with what the runs say about it.
 
 import { h, table } from "../dom.js";
-import { number } from "../format.js";
+import { withMinus } from "../format.js";
 import { link } from "../route.js";
 import { scaleName } from "../status.js";
 
 const CLASSES = { shown: "good", opposite: "bad" };
 const LONG = 160; // characters of values
 
-function verdict({ verdict: text, meaning, shown, pairs, p }) {
+function verdict({ verdict: text, meaning, shown, pairs, texts, p, q }) {
   const inPart = ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
   return [
     h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, text),
-    h("small", {}, [inPart, p !== null && `p = ${number(p, 2)}`].filter(Boolean).join(", ")),
+    h("small", {}, [inPart, p !== null && `p = ${texts.p}`, q !== null && `q = ${texts.q}`].filter(Boolean).join(", ")),
   ];
 }
+
+/** The smallest difference with its interval, the number of seeds, and the size that a margin gives it. */
+const difference = ({ texts, n, size, difference: value }) => [
+  value === null ? "–" : withMinus(texts.difference),
+  h("small", {}, [n !== null && `n = ${texts.n}`, size && `${size} (margin ${texts.margin})`].filter(Boolean).join(", ")),
+];
 
 /** Values of rows, folded where there are many. */
 const values = (text, pairs) => (text.length > LONG ? h("details", {}, h("summary", {}, `${pairs} pairs of rows`), text) : text || "–");
@@ -28,8 +34,9 @@ export function claimsTable(claims, { links = false } = {}) {
     [claim(each), h("small", {}, [each.source, links && each.ablation, links && each.scale].filter(Boolean).join(" · "))],
     verdict(each),
     [h("small", {}, each.measure, ": "), values(each.ours, each.pairs)],
+    difference(each),
     ...(hasPublished ? [each.published && [h("small", {}, "paper: "), values(each.published, each.pairs)]] : []),
   ];
-  const columns = ["claim", "verdict", ["ours", "values"], ...(hasPublished ? [["published", "values"]] : [])];
+  const columns = ["claim", "verdict", ["ours", "values"], "difference", ...(hasPublished ? [["published", "values"]] : [])];
   return table("Claims", columns, claims.map(line), { class: "claims" });
 }

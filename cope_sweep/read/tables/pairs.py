@@ -1,0 +1,95 @@
+"""One test of each pair of rows that claims compare.
+
+A pair has one p in a document: claims and comparisons (`tables.claims`, `tables.comparisons`) both take it from here.
+It is corrected by Holm's method for the pairs that all claims of the ablation compare on the same column and task,
+which are rows with the same labels on all axes except the encoding. Pairs without finished runs count with p = 1, so
+that a verdict does not fall when they are trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cope_sweep.read.tables.model import CellKey, MetricCell, TableModel, TableRow, other_labels
+from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, holm
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """The test of a cell against another one."""
+
+    difference: Difference
+    """The cell minus the other."""
+    p: float
+    """After Holm's correction; NaN if one of the rows has fewer than two values."""
+    smallest_p: float
+    """The smallest p possible with this number of runs, after the same correction."""
+
+    @property
+    def is_testable(self) -> bool:
+        """Whether some data of this number of runs would differ significantly."""
+        return self.smallest_p <= SIGNIFICANT_P
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the cells differ significantly."""
+        return self.p <= SIGNIFICANT_P
+
+
+def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]:
+    """The tests of all pairs that claims of a table compare, in both directions; none for pairs without values."""
+    rows = {row.row: row for row in model.rows}
+    pairs = dict.fromkeys(
+        (pair.better, pair.than) for pair in model.claimed if pair.better[0] in rows and pair.than[0] in rows
+    )
+    families: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[CellKey, CellKey]]] = {}
+    seen: set[frozenset[CellKey]] = set()
+    for pair in pairs:
+        if frozenset(pair) not in seen:  # another claim may say the opposite
+            seen.add(frozenset(pair))
+            (row, column), (other, _) = pair
+            families.setdefault((column, _shared_labels(rows[row], rows[other])), []).append(pair)
+    tests: dict[tuple[CellKey, CellKey], PairTest] = {}
+    for family in families.values():
+        differences = {pair: _difference(model, *(_cell(rows, key) for key in pair)) for pair in family}
+        p_values = holm([1.0 if each is None else each.p for each in differences.values()])
+        smallest = holm([1.0 if each is None else each.smallest_p for each in differences.values()])
+        for (key, other_key), difference, p, smallest_p in zip(
+            differences, differences.values(), p_values, smallest, strict=True
+        ):
+            if difference is not None:
+                tests[key, other_key] = PairTest(difference, p, smallest_p)
+                tests[other_key, key] = PairTest(difference.reversed(), p, smallest_p)
+    return tests
+
+
+def _cell(rows: Mapping[str, TableRow], key: CellKey) -> MetricCell:
+    return rows[key[0]].metrics[key[1]]
+
+
+def _difference(model: TableModel, cell: MetricCell, other: MetricCell) -> Difference | None:
+    return model.difference(cell, other) if cell.values and other.values else None
+
+
+def _shared_labels(row: TableRow, other: TableRow) -> tuple[tuple[str, str], ...]:
+    """The labels of the task of a pair, whichever row comes first."""
+    labels = set(other_labels(other))
+    return tuple(label for label in other_labels(row) if label in labels)
+
+
+def is_better(difference: Difference, goal: str) -> bool:
+    """Whether the first of two cells is better."""
+    return (difference.difference < 0) == (goal == "min")
+
+
+def gain(difference: Difference, goal: str) -> tuple[float, float, float]:
+    """The difference and the ends of its interval, positive where the first cell is better; NaN without an interval."""
+    values = difference.difference, difference.ci_low, difference.ci_high
+    return values if goal == "max" else (-values[0], -values[2], -values[1])
+
+
+def has_interval(difference: Difference) -> bool:
+    """Whether the interval is bounded: with few seeds, no data reject any difference."""
+    return not math.isnan(difference.ci_low)
