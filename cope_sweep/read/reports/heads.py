@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pandas as pd
@@ -11,14 +11,11 @@ from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.available import declared_figures
 from cope_sweep.read.figures.kinds.maps import Maps
-from cope_sweep.read.numbers import fixed, interval_text
+from cope_sweep.read.numbers import MISSING, fixed, interval_text
 from cope_sweep.read.tables import Results, summarise
+from cope_sweep.read.tables.controls import HEAD_COLUMNS, controls_of_figure, with_controls
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 
-HEAD_COLUMNS = [
-    "figure", "run_id", "seed", "layer", "head", "chosen", "auc", "on", "off", "with_label", "without",
-    "initial_chosen", "initial_auc",
-]  # fmt: skip
 MOST_HEADS = 16
 """If a model has more heads than this, only the chosen ones are listed."""
 AUC_NOTES = {
@@ -29,7 +26,9 @@ AUC_NOTES = {
 """Quantity that a figure shows → what its AUC means."""
 CHOSEN_NOTE = (
     "In each seed, the head is chosen on separate sequences, because heads of different seeds do not correspond. "
-    "Untrained: the same measure with the initial weights. In brackets: the 95 % interval of the mean over seeds."
+    "Controls: the same measure for other tokens (mean ± standard deviation), and the percentile of the mark among "
+    "them; – for seeds whose controls were not measured. Untrained: the same measure with the initial weights. In "
+    "brackets: the 95 % interval of the mean over seeds."
 )
 
 
@@ -41,8 +40,7 @@ def measured_heads(results: Results) -> pd.DataFrame:
     """
     kept = results.store.kept(results.plan)
     if kept and kept.heads is not None:
-        frame: pd.DataFrame = kept.heads.to_pandas()
-        return frame
+        return with_controls(kept.heads.to_pandas())
     parts: list[pd.DataFrame] = []
     for run_id, figures in claimed_figures_by_run(results).items():
         with suppress(UserError):  # `Evidence.missing` counts it
@@ -50,7 +48,9 @@ def measured_heads(results: Results) -> pd.DataFrame:
             from cope_sweep.read.figures.marks import measure_run  # torch
 
             parts.append(measure_run(checkpoint, figures))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
+    return (
+        pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(HEAD_COLUMNS)).astype(HEAD_COLUMNS)
+    )
 
 
 def claimed_figures(plan: Plan) -> dict[str, Maps]:
@@ -76,22 +76,37 @@ def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
     seeds = sorted(set(heads["seed"]))
     lines = []
     for name, figure in figures.items():
-        of_figure = heads[heads["figure"] == name]
-        kinds = [("chosen head", of_figure[of_figure["chosen"]], "auc")]
-        kinds.append(("chosen head, untrained", of_figure[of_figure["initial_chosen"]], "initial_auc"))
-        by_head = list(of_figure.groupby(["layer", "head"]))
+        of_figure = with_controls(heads)[heads["figure"] == name]
+        of_mark = of_figure[of_figure["control"] == ""]
+        kinds = [("chosen head", of_mark[of_mark["chosen"]], "auc")]
+        kinds.append(("chosen head, untrained", of_mark[of_mark["initial_chosen"]], "initial_auc"))
+        by_head = list(of_mark.groupby(["layer", "head"]))
         if len(by_head) <= MOST_HEADS:
             kinds += [(f"layer {layer} · head {head}", measures, "auc") for (layer, head), measures in by_head]
-        for label, measures, column in kinds:
+        for place, (label, measures, column) in enumerate(kinds):
             auc_by_seed = dict(zip(measures["seed"], measures[column], strict=True))
             texts = [fixed(auc_by_seed.get(seed), 2) for seed in seeds]
             summary = summarise(auc_by_seed.values())
             mean = fixed(summary.mean, 2)
             if summary.n > 1:
                 mean = interval_text(summary.mean, summary.ci_low, summary.ci_high)
-            lines.append(tuple(map(TextCell, (figure.mark or "", label, *texts, mean))))
+            lines.append((figure.mark or "", label, *texts, mean))
+            if place == 0:
+                lines += [(figure.mark or "", *texts) for texts in _lines_of_controls(of_figure, seeds)]
     headers = [ColumnHeader("mark", numeric=False), ColumnHeader("head", numeric=False)]
     headers += [ColumnHeader(f"seed {seed}") for seed in seeds] + [ColumnHeader("mean")]
     shown_quantities = dict.fromkeys(figure.show for figure in figures.values())
     note = "".join(AUC_NOTES[quantity] for quantity in shown_quantities)
-    return Layout(tuple(headers), tuple(lines), note + CHOSEN_NOTE)
+    return Layout(tuple(headers), tuple(tuple(map(TextCell, line)) for line in lines), note + CHOSEN_NOTE)
+
+
+def _lines_of_controls(heads: pd.DataFrame, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    """Two lines for each kind of controls: their AUC, and the percentile of the mark; by seed, and the mean of all."""
+    for controls in controls_of_figure(heads):
+        name = f"{controls.number} {controls.kind}"
+        summaries = [controls.summary(seed) for seed in seeds]
+        texts = [f"{fixed(each.mean, 2)} ± {fixed(each.std, 2)}" if each.n else MISSING for each in summaries]
+        yield name, *texts, fixed(summarise(each.mean for each in summaries).mean, 2)
+        places = [controls.percentile_by_seed.get(seed) for seed in seeds]
+        mean = summarise(place for place in places if place is not None).mean
+        yield f"percentile among {controls.kind}", *(fixed(place, 0) for place in places), fixed(mean, 0)

@@ -27,16 +27,7 @@ With a margin, the size of a difference is
 A claim is as strong as its weakest pair, so its difference and its size are those of the pair with the smallest
 difference in the claimed direction; of rows that are called equivalent, of the pair that may differ most.
 
-A figure of heads may claim that heads mark something (`figures.marks` has the measure). With the AUC of one head per
-seed, chosen on other sequences, and its AUC with the initial weights, the claim is
-
-    shown           if training raises the AUC, and the AUC is above `MARKS_FROM` (by their 95 % intervals over seeds)
-    shown in part   if only the first holds: heads have learned it, but set other tokens apart as well
-    opposite        if training lowers the AUC
-    not shown       if the interval of the difference contains 0
-    too few seeds   with fewer than `LEAST_SEEDS`
-
-Both intervals are Student's.
+A figure of heads may claim that heads mark something: `controls` has the rule.
 
 The verdict on a hypothesis combines the claims of its ablation: it is supported if all claims are shown.
 """
@@ -53,10 +44,11 @@ from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
 from cope_sweep.read.numbers import MISSING, fixed, p_text
+from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls, with_controls
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, Comparison, MetricCell, TableModel, TableRow
 from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better
-from cope_sweep.read.tables.stats import Summary, benjamini_hochberg, summarise
+from cope_sweep.read.tables.stats import SIGNIFICANT_P, Summary, benjamini_hochberg, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,14 +58,12 @@ if TYPE_CHECKING:
 Says = Literal["better", "equivalent", "not worse"]
 Outcome = Literal["as claimed", "opposite", ""]
 
-MARKS_FROM = 0.9
-"""A head marks something if its AUC is at least this."""
-LEAST_SEEDS = 3
-"""With fewer seeds, an interval of the AUC of heads is too wide for a verdict."""
 MOST_VALUES = 5
 """Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
 MOST_GROUPS = 4
 """Maximum number of rows that a claim calls better to list with those they are compared with."""
+ALL_STUCK = "no row does better than a rule that does not solve the task"
+"""Why a claim about rows is not testable."""
 VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "shown": "every pair of rows differs significantly, as the claim says",
     "shown in part": "some pairs of rows differ significantly, as the claim says; no pair differs the other way",
@@ -81,7 +71,7 @@ VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "opposite": "some pairs of rows differ significantly the other way, and none as the claim says",
     "not shown": "no pair of rows differs significantly",
     "too few seeds": "with so few seeds, no difference could be significant",
-    "not testable": "no row does better than a rule that does not solve the task (see the shortcuts)",
+    "not testable": f"{ALL_STUCK} (see the shortcuts)",
 }
 """Verdict on a claim about rows → its meaning, below a table of claims."""
 VALUES_NOTE = (
@@ -110,9 +100,11 @@ Q_NOTE = (
 )
 UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
 HEADS_NOTE = (
-    "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences, "
-    "before and after training. Shown: training raises the AUC, and it is above "
-    f"{MARKS_FROM:g} (95 % intervals over seeds). Shown in part: training raises it."
+    "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences. Its "
+    "controls are the same measure, with its own choice of a head, for tokens about which nobody claims anything; the "
+    "percentile is its place among them (50: a token like any other), and p is the exact test of its ranks over seeds. "
+    f"Shown: p ≤ {SIGNIFICANT_P:g}, above the controls, with an AUC above {MARKS_FROM:g} (95 % interval over seeds). "
+    "Shown in part: p and rank are, and the AUC is lower. Not testable: too few seeds or controls."
 )
 OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "shown": "supported",
@@ -121,7 +113,7 @@ OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "opposite": "contradicted",
     "not shown": "not supported",
     "too few seeds": "not testable with so few seeds",
-    "not testable": "not testable: no row does better than a rule that does not solve the task",
+    "not testable": "not testable",
     "not trained": "not tested yet",
 }
 """Combined verdict of the claims → verdict on the hypothesis."""
@@ -185,10 +177,16 @@ class Finding:
     """Whether runs of the same seed were compared in pairs."""
     q: float = math.nan
     """p, corrected for all claims of a page (`with_q`); NaN if the page has no other."""
+    p_of_heads: float = math.nan
+    """The p of a claim about heads; NaN if it was not tested."""
+    reason: str = ""
+    """Why a claim about heads was not tested."""
 
     @property
     def largest_p(self) -> float:
-        """The largest corrected p of its pairs; NaN if none was tested."""
+        """The largest corrected p of its pairs, or the p of a claim about heads; NaN if none was tested."""
+        if self.is_about_heads:
+            return self.p_of_heads
         p_values = [pair.comparison.p_adjusted for pair in self.pairs]
         return max((p for p in p_values if p is not None), default=math.nan)
 
@@ -246,7 +244,7 @@ class Finding:
         if self.verdict == "not trained":
             return ""
         if self.is_about_heads:
-            return HEADS_NOTE
+            return self.reason or HEADS_NOTE
         if self.says != "better" and self.verdict not in ("too few seeds", "not testable"):
             return MARGIN_NOTES[self.says]
         return VERDICT_NOTES[self.verdict]
@@ -267,9 +265,9 @@ def _may_differ_by(pair: Pair) -> tuple[bool, float]:
 
 
 def with_q(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings of a page with their q, by Benjamini and Hochberg's method for all claims that rows are better.
+    """The findings of a page with their q, by Benjamini and Hochberg's method for all claims that were tested.
 
-    Claims about heads or equivalence have none, and a single claim needs none.
+    Claims of equivalence, which an interval decides, have none, and a single claim needs none.
     """
     p_values = [finding.largest_p if finding.says == "better" else math.nan for finding in findings]
     if sum(not math.isnan(p) for p in p_values) < 2:
@@ -280,37 +278,42 @@ def with_q(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Finding, ...]:
     """The claims of figures (by name) about heads; `heads` is the frame of `figures.marks.measure_run`."""
+    heads = with_controls(heads)
     findings = []
     for name, figure in figures.items():
         of_figure = heads[heads["figure"] == name]
-        chosen = of_figure[of_figure["chosen"]].set_index("seed")
-        initial = of_figure[of_figure["initial_chosen"]].set_index("seed")["initial_auc"]
-        auc, initial_auc, gain = summarise(chosen["auc"]), summarise(initial), summarise(chosen["auc"] - initial)
-        ours = ""
-        if auc.n:
-            ours = (
-                f"{_auc_text(auc)}, untrained {_auc_text(initial_auc)}; "
-                f"mean {fixed(chosen['on'].mean(), 2)} with the label, {fixed(chosen['off'].mean(), 2)} without"
-            )
+        judged = judge(of_figure, kinds_of_controls(figure.show))
         measured = f"gates of {figure.mark} tokens"
         if figure.show != "gates":
             measured = f"attention to keys since {figure.mark}"
-        verdict = _verdict_on_heads(auc, gain)
-        findings.append(Finding(figure.claim, figure.source, f"AUC: {measured}", verdict, ours, is_about_heads=True))
+        findings.append(
+            Finding(
+                figure.claim, figure.source, f"AUC: {measured}", judged.verdict, _our_heads(judged, of_figure),
+                is_about_heads=True, p_of_heads=math.nan if judged.p is None else judged.p, reason=judged.reason,
+            )
+        )  # fmt: skip
     return tuple(findings)
+
+
+def _our_heads(judged: Judgement, heads: pd.DataFrame) -> str:
+    """`0.88 ± 0.05; 137 other token types 0.79 ± 0.11, percentile 74; untrained 0.57 ± 0.06`; empty without runs."""
+    if not judged.auc.n:
+        return ""
+    parts = [_auc_text(judged.auc)]
+    for controls in judged.controls:
+        summary = summarise(value for values in controls.auc_by_seed.values() for value in values)
+        place = summarise(controls.percentile_by_seed.values())
+        parts.append(f"{controls.number} {controls.kind} {_auc_text(summary)}, percentile {fixed(place.mean, 0)}")
+    parts.append(f"untrained {_auc_text(summarise(heads.loc[heads['initial_chosen'], 'initial_auc']))}")
+    measured, seeds = judged.auc.n, int(heads.loc[heads["chosen"], "seed"].nunique())
+    if measured < seeds:
+        parts.append(f"{measured} of {seeds} seeds have controls")
+    return "; ".join(parts)
 
 
 def _auc_text(auc: Summary) -> str:
     """`0.97 ± 0.01`; the mean alone for one seed."""
     return fixed(auc.mean, 2) if auc.n < 2 else f"{fixed(auc.mean, 2)} ± {fixed(auc.std, 2)}"
-
-
-def _verdict_on_heads(auc: Summary, gain: Summary) -> ClaimVerdict:
-    if gain.n < LEAST_SEEDS:
-        return "too few seeds" if gain.n else "not trained"
-    if gain.ci_low > 0:
-        return "shown" if auc.ci_low > MARKS_FROM else "shown in part"
-    return "opposite" if gain.ci_high < 0 else "not shown"
 
 
 def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
@@ -475,6 +478,9 @@ def hypothesis_verdict(findings: Sequence[Finding]) -> str:
     else:
         undecided: tuple[ClaimVerdict, ...] = ("not shown", "not testable", "too few seeds", "not trained")
         combined = next(verdict for verdict in undecided if verdict in verdicts)
+        if combined == "not testable":
+            untested = next(finding for finding in findings if finding.verdict == combined)
+            return f"{OF_HYPOTHESIS[combined]}: {untested.reason or ALL_STUCK}"
     return OF_HYPOTHESIS[combined]
 
 
@@ -537,3 +543,5 @@ def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
         yield "Published values are of the paper's size and data."
     if any(finding.is_about_heads for finding in findings):
         yield HEADS_NOTE
+    for reason in dict.fromkeys(finding.reason for finding in findings if finding.reason):
+        yield f"Not tested: {reason}."

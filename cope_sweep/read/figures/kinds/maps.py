@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -132,9 +132,11 @@ class Maps(FigureKind):
         predictor = Predictor.load(checkpoint)
         if text is not None:
             return self.of_tokens(predictor, predictor.text_tokens(text)[: self.first])
-        head = chosen_head(predictor, self) if self.claim and self.heads == 1 else None
-        figure = self if head is None else self.of_head(head)
-        return figure.of_tokens(predictor, self._sequence(predictor))
+        chosen = chosen_head(predictor, self) if self.claim and self.heads == 1 else None
+        if chosen is None:
+            return self.of_tokens(predictor, self._sequence(predictor))
+        data = self.of_head(chosen.head).of_tokens(predictor, self._sequence(predictor))
+        return replace(data, captions={chosen.head: chosen.caption(self.mark or "")})
 
     def _sequence(self, predictor: Predictor) -> list[int]:
         """The tokens of the sequence with this index; by default the first with a marked token, or the first."""
@@ -193,12 +195,12 @@ class Maps(FigureKind):
         layers = {layer.layer: layer for layer in probed.layers}
         matrices = {(layer, head): _head_map(layers[layer], head, self.show) for layer, head in heads}
         encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
-        means = {(head.layer, head.head): ", ".join(gate_means(head, marks)) for head in statistics}
+        captions = {(head.layer, head.head): ", ".join(gate_means(head, marks)) for head in statistics}
         if mark and not marked_T.any():
-            means = dict.fromkeys(matrices, f"no {mark} token in this text")
+            captions = dict.fromkeys(matrices, f"no {mark} token in this text")
         return MapsData(
             frame=map_frame(matrices, labels), title=f"{SHOWN[self.show][0]}: {run.task.kind}, {encodings} "
-            f"(run {run.run_id})", matrices=matrices, means=means, labels=labels, marked=np.flatnonzero(marked_T),
+            f"(run {run.run_id})", matrices=matrices, captions=captions, labels=labels, marked=np.flatnonzero(marked_T),
             mark=mark,
         )  # fmt: skip
 
@@ -266,8 +268,8 @@ class MapsData(FigureData):
 
     matrices: Mapping[tuple[int, int], HeadMatrix]
     """Layer and head → its map."""
-    means: Mapping[tuple[int, int], str]
-    """Layer and head → its mean gates, as text."""
+    captions: Mapping[tuple[int, int], str]
+    """Layer and head → how well it marks, or its mean gates on these tokens."""
     labels: Sequence[str]
     """The text of each token."""
     marked: np.ndarray
@@ -284,7 +286,7 @@ class MapsData(FigureData):
         for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, self.matrices.items(), strict=True)):
             panel.grid(visible=False)
             draw_heatmap(panel, heatmap, labels, self.marked, gid=f"{index}", side=side, max_label=10)
-            lines = [f"Layer {layer} · head {head}{heatmap.colour_note}", self.means.get((layer, head), "")]
+            lines = [f"Layer {layer} · head {head}{heatmap.colour_note}", self.captions.get((layer, head), "")]
             panel.set_title("\n".join(filter(None, lines)), loc="left")
             panel.set(xlabel="key token", ylabel="query token")
         if self.mark is not None and len(self.marked):
