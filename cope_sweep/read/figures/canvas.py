@@ -65,6 +65,9 @@ LOG_X_FROM_RATIO = 8
 """The same for a parameter on the x axis."""
 MAX_DECADES = 6
 """Maximum number of decades of a logarithmic axis, above the part that is linear around 0."""
+ZERO_WIDTH, ZERO_SHARE = 0.45, 0.16
+"""The distance between 0 and the first decade of a logarithmic axis, in decades, and as a share of its decades: the
+texts of the two ticks need room."""
 MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
@@ -358,9 +361,9 @@ def has_own_panels(lines: int, panels: int = 1) -> bool:
     return lines > FEW_LINES and lines * panels <= MOST_PANELS
 
 
-def background(axes: Axes, x: Any, y: Any) -> Artist:
+def background(axes: Axes, x: Any, y: Any, **style: Any) -> Artist:
     """Draw a series that others are compared with as a thin grey line."""
-    return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1)[0]
+    return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1, **style)[0]
 
 
 def say_empty(axes: Axes, text: str = "no finished run") -> None:
@@ -389,8 +392,9 @@ def metric_axis(
 ) -> None:
     """Set scale, ticks and label of an axis that shows a metric.
 
-    If a value is 0, a logarithmic axis is linear below the decade of the smallest positive value, and its label says
-    so. An axis with negative values is linear.
+    If a value is 0, a logarithmic axis has a place for it, apart from the others: the axis is interrupted between 0 and
+    the decade of the smallest positive value. If there are values that are smaller than MAX_DECADES allow, the axis is
+    linear there, and its label says so. An axis with negative values is linear.
 
     Args:
         axes: The panel, with its data drawn.
@@ -420,11 +424,15 @@ def metric_axis(
         stride = math.ceil((last - first + 1) / (MAX_TICKS_ACROSS if which == "x" else MAX_TICKS))
         ticks = [10.0**power for power in range(first, last + 1, stride)]
         if (numbers == 0).any() or low < 10.0**first:
-            set_scale("symlog", linthresh=10.0**first, linscale=1.0 if which == "x" else 0.6)
-            set_limits(-0.15 * 10.0**first, 1.3 * max(high, ticks[0]))
+            set_scale("symlog", linthresh=10.0**first, linscale=max(ZERO_WIDTH, ZERO_SHARE * (last - first)))
+            set_limits(-0.3 * 10.0**first, 1.3 * max(high, ticks[0]))
             zero_line(0, color=GREY, linewidth=0.8, zorder=1)
             ticks = [0.0, *ticks]
-            label += f"\n(log; linear below {number(10.0**first)})"
+            if low >= 10.0**first:  # nothing is between 0 and the first decade: the axis is interrupted there
+                _interrupt(axes, 0.55 * 10.0**first, which)
+                label += "\n(log; 0 stands apart)"
+            else:
+                label += f"\n(log; linear below {number(10.0**first)})"
         else:
             set_scale("log")
             set_limits(low / 1.3, 1.3 * high)
@@ -434,6 +442,19 @@ def metric_axis(
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(number))
     axis.set_label_text(label)
+
+
+def _interrupt(axes: Axes, place: float, which: Literal["x", "y"]) -> None:
+    """Draw the sign of an interrupted axis at a place: two slashes across its line."""
+    is_x = which == "x"
+    marker = [(-0.5, -1.0), (0.5, 1.0)] if is_x else [(-1.0, -0.5), (1.0, 0.5)]
+    transform = axes.get_xaxis_transform() if is_x else axes.get_yaxis_transform()
+    for factor, colour_of_line, width in ((1.0, "white", 4.0), (0.8, "black", 0.8), (1.2, "black", 0.8)):
+        x, y = (factor * place, 0.0) if is_x else (0.0, factor * place)
+        axes.plot(
+            x, y, color=colour_of_line, marker=marker, markersize=7, linestyle="none", markeredgewidth=width,
+            transform=transform, clip_on=False, zorder=5,
+        )  # fmt: skip
 
 
 def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str] | None, *, log: bool | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -13,7 +13,6 @@ from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Optuna, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import FigureError
-from cope_sweep.read.figures import canvas
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
 from cope_sweep.read.tables.row_names import find_axis, find_rows
@@ -25,15 +24,23 @@ LEAST_FOR_INTERVAL = 5
 
 
 def metric_title(plan: Plan, name: str) -> Column:
-    """A metric as a column; one that the table does not have takes unit and goal from a column of its quantity."""
+    """A metric as a column; one that the table does not have takes unit and goal from a column of its quantity.
+
+    The label of such a metric, or of one without a label, is its key in words: `in dist · token error at 4x`.
+    """
     metrics = plan.ablation.content.metrics
     for metric in metrics:
         if metric.name == name:
-            return column_of(metric)
+            return replace(column_of(metric), label=metric.label or in_words(name))
     for metric in metrics:
         if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
-            return Column(name, name, metric.unit, metric.goal)
-    return Column(name, name, "%" if name.endswith("_error") else "", "min")
+            return Column(name, in_words(name), metric.unit, metric.goal)
+    return Column(name, in_words(name), "%" if name.partition("@")[0].endswith("_error") else "", "min")
+
+
+def in_words(name: str) -> str:
+    """The key of a metric for readers: `in dist · token error at 4x`."""
+    return name.replace("_", " ").replace("/", " · ").replace("@", " at ")
 
 
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
@@ -78,7 +85,7 @@ def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
 
 
 def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict[str, float]:
-    """n, mean, std, low and high of the finite values; NaN if n is too small.
+    """n, mean, std, median, low and high of the finite values; NaN if n is too small.
 
     `low` and `high` are the smallest and the largest value if `band` is range, otherwise the 95 % interval of the mean,
     which stays inside the metric's range (`tables.stats`).
@@ -87,25 +94,18 @@ def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict
     low, high = summary.ci_low, summary.ci_high
     if band == "range":
         low, high = (summary.low, summary.high) if summary.n > 1 else (math.nan, math.nan)
-    return {"n": summary.n, "mean": summary.mean, "std": summary.std, "low": low, "high": high}
+    return {
+        "n": summary.n, "mean": summary.mean, "std": summary.std, "median": summary.median, "low": low, "high": high,
+    }  # fmt: skip
 
 
-def chosen_band(runs: pd.DataFrame, *, is_log: bool = False) -> Band:
-    """The kind of a band: the interval of the mean, unless the range of the seeds says more.
-
-    The range says more if a row has several finished seeds but fewer than LEAST_FOR_INTERVAL, or if the metric's axis
-    is logarithmic (`is_log`). On such an axis, an interval that stays above 0 is far from seeds at 0: the logit t
-    interval of the errors 0, 0, 0, 0 and 0.013 is 0.0002 to 0.04.
+def chosen_band(runs: pd.DataFrame) -> Band:
+    """The kind of a band: the interval of the mean, unless a row has several finished seeds but too few for one.
 
     `runs` has the columns row, seed and status.
     """
     seeds = runs[runs["status"] == "finished"].groupby("row")["seed"].nunique()
-    return "range" if is_log or seeds.between(2, LEAST_FOR_INTERVAL - 1).any() else "interval"
-
-
-def is_log_metric(runs: pd.DataFrame, names: Iterable[str], log: bool | None) -> bool:
-    """Whether one of these metrics has a logarithmic axis, by its final values."""
-    return any(canvas.is_logarithmic(runs[name].to_numpy(dtype="float64"), log) for name in names)
+    return "range" if seeds.between(2, LEAST_FOR_INTERVAL - 1).any() else "interval"
 
 
 def band_text(band: Band) -> str:
@@ -153,20 +153,20 @@ class Point:
     x_label: str = ""
 
 
-def result_frame(runs: pd.DataFrame, points: Sequence[Point], band: Band, columns: Mapping[str, str]) -> pd.DataFrame:
+def result_frame(runs: pd.DataFrame, points: Sequence[Point], columns: Mapping[str, str]) -> pd.DataFrame:
     """One line per point with a finished run or a published value, with some of these columns:
 
     row, panel, metric, series
     x, x_label                  the place on the x axis; its name, if it is not a number
     n, seeds                    number of finished runs with a value, and of planned runs
-    mean, std                   over the n runs
-    low, high                   the band; missing for n < 2
+    mean, std, median           over the n runs
+    low, high                   the smallest and the largest value; missing for n < 2
     published, published_std    the paper's numbers
     """
     lines = []
     of_row = dict(list(runs.groupby("row", sort=False)))
     for point in points:
-        numbers = seed_statistics(of_row[point.row.name][point.column].astype("float64"), point.metric, band)
+        numbers = seed_statistics(of_row[point.row.name][point.column].astype("float64"), point.metric, "range")
         published = published_std = None
         if point.row.published is not None:
             published = point.row.published.values.get(point.column)
@@ -177,6 +177,19 @@ def result_frame(runs: pd.DataFrame, points: Sequence[Point], band: Band, column
                 "x": point.x, "x_label": point.x_label, "seeds": len(point.row.runs), "published": published,
                 "published_std": published_std, **numbers,
             })  # fmt: skip
+    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
+
+
+def seed_frame(runs: pd.DataFrame, points: Sequence[Point]) -> pd.DataFrame:
+    """One line per finite value of a finished run at a point: panel, metric, series, x, value."""
+    of_row = dict(list(runs.groupby("row", sort=False)))
+    lines = [
+        {"panel": point.panel, "metric": point.metric.name, "series": point.series, "x": point.x, "value": value}
+        for point in points
+        for value in of_row[point.row.name][point.column].astype("float64")
+        if math.isfinite(value)
+    ]
+    columns = {"panel": "str", "metric": "str", "series": "str", "x": "float64", "value": "float64"}
     return pd.DataFrame(lines, columns=list(columns)).astype(columns)
 
 

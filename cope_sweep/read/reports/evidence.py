@@ -25,7 +25,6 @@ from cope_sweep.read.figures.available import (
     drawn_lines,
 )
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.heads import claimed_figures, claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
@@ -320,14 +319,13 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
             f"{results.place} has no finished run of {plan.ablation.cli_args}; train them with: {results.training}",
             ablation=plan.name,
         )
-    heads = measured_heads(results)
-    figures = tuple(_report_figure(results, declared, heads) for declared in declared_figures(plan))
+    figures = tuple(_report_figure(results, declared) for declared in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         problem = _too_large(plan, kind, len(plan.rows))
         draw = None if problem else _svg(draw_figure(results, GetFigure(name=plan.name, figure=kind)))
         figures = (ReportFigure(kind, plan.ablation.content.title, "", draw, problem),)
-    return Evidence(results, Table.of(results, compare or reference(plan)), figures, heads)
+    return Evidence(results, Table.of(results, compare or reference(plan)), figures, measured_heads(results))
 
 
 def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str] | None = None) -> bytes:
@@ -348,7 +346,7 @@ def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
     return write_files(folder, report.files())
 
 
-def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) -> ReportFigure:
+def _report_figure(results: Results, declared: Declared) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, declared.figure.NEEDS_CHECKPOINT
     kept = results.store.kept(results.plan) if is_map else None
@@ -359,14 +357,6 @@ def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) ->
     if problem:
         return ReportFigure(declared.name, title, source, None, problem)
     try:
-        if isinstance(declared.figure, Maps) and declared.figure.claim:
-            seed = declared.figure.seed
-            if seed is None:
-                seed = results.plan.ablation.content.seeds[0]
-            chosen = heads[(heads["figure"] == declared.name) & heads["chosen"].astype(bool) & (heads["seed"] == seed)]
-            head = next(zip(chosen["layer"], chosen["head"], strict=True), None)
-            if head is not None:
-                declared = replace(declared, figure=declared.figure.of_head(head))
         figure = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         reason = str(error).replace(f" in {results.place}", "")

@@ -1,5 +1,7 @@
 """Rows × columns with numbers and colours: ranks, order, grey and missing cells, by hand."""
 
+import math
+
 import pytest
 
 from cope_sweep.api.figures import GetFigure
@@ -71,16 +73,30 @@ def by_cell(figure, name):
 
 
 def test_ranks_and_order_by_hand(figure):
-    """Means that are equal share their ranks; a cell without a run has none."""
+    """Values that are equal share their ranks; a cell without a run has none. Whether a task is learned is a share."""
     assert by_cell(figure, "rank") == {
-        ("A", "8", "as trained"): 1.5, ("A", "8", "fewer"): 4.0, ("A", "16", "fewer"): 1.0,
-        ("B", "8", "as trained"): 3.0, ("B", "8", "fewer"): 1.5, ("B", "16", "fewer"): 3.0,
+        ("A", "8", "as trained"): 2.0, ("A", "8", "fewer"): 4.0, ("A", "16", "fewer"): 1.0,
+        ("B", "8", "as trained"): 2.0, ("B", "8", "fewer"): 1.5, ("B", "16", "fewer"): 3.0,
         ("C", "8", "as trained"): 4.0, ("C", "8", "fewer"): 1.5, ("C", "16", "fewer"): 2.0,
-        ("D", "8", "as trained"): 1.5, ("D", "8", "fewer"): 3.0,
+        ("D", "8", "as trained"): 2.0, ("D", "8", "fewer"): 3.0,
     }  # fmt: skip
     rows = figure.frame.drop_duplicates("row")
-    assert rows["row"].tolist() == ["A", "D", "B", "C"]
-    assert rows["mean_rank"].tolist() == pytest.approx([6.5 / 3, 2.25, 2.5, 2.5])
+    assert rows["row"].tolist() == ["B", "A", "C", "D"]
+    assert rows["mean_rank"].tolist() == pytest.approx([6.5 / 3, 7 / 3, 2.5, 2.5])
+
+
+def test_the_column_of_the_task_itself_has_the_seeds_that_learned_it(plan, store):
+    """Errors of seeds are near 0 or large, so that a mean describes none: 1 of 2 is 45 % of errors on the mean."""
+    for row in plan.rows:
+        for run in row.runs:
+            finish(store, run, {COPIED: 90.0 if run.seed and row.labels["model.position"] == "B" else 0.5, DENSE: 1.0})
+    figure = draw_declared(read_results(plan, store), declared_figures(plan)[0])
+    learned = {row: k for (row, _, column), k in by_cell(figure, "learned").items() if column == "as trained"}
+    assert learned == {"A": 2.0, "B": 1.0, "C": 2.0, "D": 2.0}
+    assert all(math.isnan(k) for (_, _, column), k in by_cell(figure, "learned").items() if column == "fewer")
+    texts = svg_texts(figure.render("svg"))
+    assert (texts.count("2/2"), texts.count("1/2")) == (3, 1)
+    assert not figure.frame["grey"].any(), "half of the seeds have learned"
 
 
 def test_means_that_differ_by_rounding_share_their_ranks(plan, store):
@@ -104,11 +120,10 @@ def test_other_cells_of_a_row_that_has_not_learned_its_task_are_grey(figure):
 def test_the_drawing_has_every_number_and_says_what_grey_is(figure):
     texts = svg_texts(figure.render("svg"))
     assert texts.count("–") == 1  # D of width 16
-    assert texts.count("0") == 2  # exactly 0; 2 decimals of the first metric, 1 of the second
-    assert {"1.00", "92.00", "40.0", "10.0", "2.2", "dim 8", "dim 16", "as", "trained", "Encodings"} <= set(texts)
+    assert {"2/2", "0/2", "40.0", "10.0", "2.2", "dim 8", "dim 16", "as", "trained", "Encodings"} <= set(texts)
     below = " ".join(texts)
     assert "Mean of 2 seeds, coloured from best (blue) to worst (red) of each column." in below
-    assert "Grey: most seeds have not learned the task itself (more than 1 % as trained)." in below
+    assert "k/n (as trained): seeds that have learned the task, with at most 1 %. Grey: most seeds have not." in below
     assert "Two seeds." in below
     shown = figure.render("svg").decode()
     assert shown.count("fill: #d4d7db") == 1
@@ -140,7 +155,7 @@ def test_the_greater_is_the_better_where_the_metric_says_so(store):
         ["dim 16", "in_dist/loss", 1.0, False], ["dim 16", "dense/loss", 1.5, False],
         ["dim 8", "in_dist/loss", 2.0, False], ["dim 8", "dense/loss", 1.5, True],
     ]  # fmt: skip
-    assert "(less than 30 x)" in " ".join(svg_texts(figure.render("svg")))
+    assert "k/n (x): seeds that have learned the task, with at least 30." in " ".join(svg_texts(figure.render("svg")))
 
 
 def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):

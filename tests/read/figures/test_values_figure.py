@@ -24,6 +24,7 @@ def test_the_data_by_hand(grid_plan, grid_store):
         ["In-dist.", "none", 16.0, "", 2, 2, 54.0, 53.0, 55.0],
     ]
     assert figure.frame["std"].tolist() == pytest.approx([2**0.5] * 4)
+    assert figure.frame["median"].tolist() == figure.frame["mean"].tolist()
     assert figure.frame["published"].tolist()[:2] == [4.5, 4.5]
     assert figure.frame["published"].isna().tolist() == [False, False, True, True]
 
@@ -81,7 +82,7 @@ def test_rows_without_a_finished_run_are_left_out_and_counts_are_shown(grid_plan
     for run in grid_plan.runs:
         finish(store, run, {"in_dist/token_error": 9.0})
     legend = made("values", grid_plan, store, metric=("in_dist/token_error",)).draw().legends[0]
-    assert legend.get_title().get_text().startswith("n = 2; mean; bars: ")
+    assert legend.get_title().get_text().startswith("n = 2; median; ")
     assert "CoPE" in [text.get_text() for text in legend.get_texts()]
 
 
@@ -193,8 +194,8 @@ def test_the_summary_by_hand(grid_plan, grid_store):
     ]
     assert figure.frame[["published", "published_std"]].iloc[0].tolist() == [4.5, 0.5]
     texts = svg_texts(figure.render("svg"))
-    assert {"CoPE · dim 8", "measured", "published ± std", "In-dist.", "token error (%)"} <= set(texts)
-    assert "mean of 2 seeds; small dots: seeds; bars: min–max over seeds" in texts
+    assert {"CoPE · dim 8", "published ± std", "In-dist.", "token error (%)"} <= set(texts)
+    assert {"2 seeds", "seed", "median"} <= set(texts)
 
 
 def test_the_summary_has_lines_for_rules_and_one_axis_for_errors(grid_plan, grid_store):
@@ -219,17 +220,40 @@ def test_the_leftmost_panels_of_a_summary_name_the_rows(width, named, store):
     assert [any(label.get_text() for label in panel.get_yticklabels()) for panel in panels] == named
 
 
-def test_on_a_logarithmic_axis_bars_are_the_range(store):
+def drawn_points(panel, x=None):
+    """The points of a panel's lines, those at x only."""
+    points = [tuple(point) for line in panel.get_lines() for point in line.get_xydata()]
+    return [point for point in points if x is None or point[0] == pytest.approx(x)]
+
+
+def test_the_summary_draws_seeds_and_their_median(store):
+    """Errors of a task that a seed either learns or does not: nothing is drawn at the mean of 10."""
     plan = plan_of(metrics=[{"name": "in_dist/token_error", "unit": "%"}], seeds=[0, 1, 2, 3, 4])
     for run in plan.runs:
-        finish(store, run, {"in_dist/token_error": 0.013 if run.seed == 4 else 0.0})
-    first = plan.rows[0].runs
-    for run in first:
-        finish(store, run, {"in_dist/token_error": 50.0 + run.seed})
-    frame = made("summary", plan, store).frame
-    assert frame[["low", "high"]].values.tolist() == [[50.0, 54.0], *[[0.0, 0.013]] * (len(plan.rows) - 1)]
-    linear = made("summary", plan, store, log=False).frame
-    assert linear["low"].iloc[1] > 0
+        finish(store, run, {"in_dist/token_error": 50.0 if run.seed == 4 else 0.0})
+    figure = made("summary", plan, store)
+    assert figure.frame[["mean", "median", "low", "high"]].values.tolist() == [[10.0, 0.0, 0.0, 50.0]] * len(plan.rows)
+    panel = figure.draw().axes[0]
+    assert not drawn_points(panel, 10.0)
+    assert len(drawn_points(panel, 50.0)) >= len(plan.rows)
+    heights = [y for _, y in drawn_points(panel, 0.0) if abs(y) < 0.5]
+    assert len(set(heights)) > 3, "equal seeds stand apart"
+
+
+def test_series_with_the_same_places_stand_side_by_side_with_dots_for_seeds(store):
+    plan = plan_of(grid={"model.dim": [8, 16, 32], "model.position": {"CoPE": ["cope"], "none": []}}, seeds=[0, 1, 2])
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": [0.0, 0.0, 30.0][run.seed]})
+    figure = made("values", plan, store, x="dim", metric=("in_dist/token_error",))
+    points = drawn_points(figure.draw().axes[0])
+    at_30, at_0 = ({round(x, 6) for x, y in points if y == value} for value in (30.0, 0.0))
+    assert len(at_30) == len(at_0 & at_30) == 6, "three places of two series: dots of seeds above their medians"
+    assert not any(y == 10.0 for _, y in points), "the mean"
+    assert all(min(abs(x - dim) / dim for dim in (8, 16, 32)) < 0.1 for x in at_30)
+    [alone] = (
+        made("values", plan, store, x="dim", metric=("in_dist/token_error",), row=("8 · CoPE", "16 · CoPE")).draw().axes
+    )
+    assert {x for x, y in drawn_points(alone) if y == 30.0} == {8.0, 16.0}
 
 
 def test_a_row_that_diverges_does_not_flatten_the_axis(store):
@@ -284,13 +308,24 @@ def test_the_styles_of_many_series_differ():
     assert styles[8]["linestyle"] != "-"
 
 
-def test_a_logarithmic_axis_keeps_zero_and_says_where_it_is_linear(store):
+def test_on_a_logarithmic_axis_zero_stands_apart(store):
+    """As far from 0.02 as its text needs, whatever the decade; the axis is interrupted there."""
     plan = plan_of(metrics=[{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}], seeds=[0])
     for run, value in zip(plan.runs, (0.0, 0.02, 50.0), strict=True):
         finish(store, run, {"in_dist/token_error": value})
-    texts = svg_texts(made("summary", plan, store).render("svg"))
-    assert "(log; linear below 0.01)" in texts
+    figure = made("summary", plan, store)
+    texts = svg_texts(figure.render("svg"))
+    assert "(log; 0 stands apart)" in texts
     assert {"0", "0.01", "0.1", "1", "10"} <= set(texts)
+    panel = figure.draw().axes[0]
+    zero, first, second = (panel.transData.transform((x, 0))[0] for x in (0.0, 0.01, 0.1))
+    assert first - zero < 0.75 * (second - first)
     linear = svg_texts(made("summary", plan, store, log=False).render("svg"))
     assert "token error (%)" in linear
     assert not any("log" in text for text in linear)
+    for run, value in zip(plan.runs, (1e-9, 0.02, 50.0), strict=True):
+        finish(store, run, {"in_dist/token_error": value})
+    below = svg_texts(made("summary", plan, store).render("svg"))
+    assert "(log; linear below 0.0001)" in below, "a value is there, so nothing is cut out"
+    panels = svg_texts(made("contexts", context_plan(), store).render("svg"))
+    assert not any("/" in text and "_" in text for text in panels), "keys are in words"

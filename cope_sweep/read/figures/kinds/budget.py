@@ -31,7 +31,8 @@ class Budget(FigureKind):
     """The value of each row of a search and the best so far, in the order of the search.
 
     A random search has a line for each point of its grid. If points differ on several axes, the labels of the axis with
-    the fewest have a panel each.
+    the fewest have a panel each. Many lines are grey, with one for the best and the median of all: a table has their
+    numbers.
     """
 
     SHOWS = "the history of a search: the best value so far"
@@ -150,7 +151,9 @@ class BudgetData(FigureData):
         drawn_series = [name for name in self.series if name in set(data["series"])]
         panel_names = list(dict.fromkeys(data["panel"]))
         own_panels = canvas.has_own_panels(len(drawn_series), len(panel_names))
-        has_dots = own_panels or len(drawn_series) <= canvas.FEW_LINES  # dots of more lines could not be told apart
+        # Dots and colours of more lines could not be told apart.
+        is_crowded = not own_panels and len(drawn_series) > canvas.FEW_LINES
+        has_dots = not is_crowded
         contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
         drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels)
         if data.empty:
@@ -162,17 +165,29 @@ class BudgetData(FigureData):
             canvas.panel_title(panel, [part for part in (own_series, panel_name) if part])
             for index, name in enumerate(self.series):
                 lines = of_panel[of_panel["series"] == name]
-                if own_series in (None, name) and len(lines):
+                if is_crowded and len(lines):
+                    canvas.background(panel, lines["x"], lines["best"], drawstyle="steps-post")
+                elif own_series in (None, name) and len(lines):
                     style = canvas.series_style(0 if own_series else index) | {"marker": ""}
                     if has_dots:
                         panel.plot(lines["x"], lines["value"], "o", color=style["color"], alpha=0.35, markersize=3)
                     (handles[name],) = panel.plot(lines["x"], lines["best"], drawstyle="steps-post", **style)
                 elif len(lines):
                     canvas.background(panel, lines["x"], lines["best"])
+            if is_crowded:
+                best = self.column.best.__name__
+                for index, (name, statistic) in enumerate({"best of all": best, "median of all": "median"}.items()):
+                    line = of_panel.groupby("x")["best"].agg(statistic)
+                    style = canvas.series_style(index) | {"marker": "", "linewidth": 2.0}
+                    (handles[name],) = panel.plot(line.index, line, drawstyle="steps-post", **style)
             canvas.metric_axis(panel, data["value"].tolist(), self.column, log=self.log)  # panels share a scale
             canvas.parameter_axis(panel, sorted(set(of_panel["x"])), None, log=False)
             panel.set_xlabel(self.x_title)
         canvas.share_limits(axes)
+        if is_crowded:
+            artists = [*handles.values(), canvas.background(axes[0], [], [])]
+            canvas.legend(drawing, artists, [*handles, f"each of {len(drawn_series)} rows"], title="best value so far")
+            return drawing
         artists, texts = [handles[name] for name in drawn_series], drawn_series
         if own_panels:
             canvas.label_edges(axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -80,6 +81,7 @@ class Contexts(FigureKind):
         from cope_sweep.config.run import POSITION_PERPLEXITY
         from cope_sweep.read.figures.metrics import (
             Point,
+            in_words,
             metric_columns,
             metric_title,
             of_rows,
@@ -87,7 +89,6 @@ class Contexts(FigureKind):
             selected_rows,
         )
         from cope_sweep.read.figures.series import TRAINING_CONTEXT, SeriesData, panel_title, series_names
-        from cope_sweep.read.tables.model import Column
 
         plan = results.plan
         runs = of_rows(results.frame, plan, question.row)
@@ -122,8 +123,8 @@ class Contexts(FigureKind):
             columns = [(name, int(match["length"])) for name, match in matches.items() if match["metric"] == metric]
             if multiples and metric in columns_of_runs:
                 columns.insert(0, (metric, 1))
-            at_length = metric_title(plan, columns[0][0])
-            title = Column(metric, metric, at_length.unit, at_length.goal)
+            # The label of the table may name the length: `1 ×`.
+            title = replace(metric_title(plan, columns[0][0]), name=metric, label=in_words(metric))
             panel_metric = title if len(metrics) > 1 or not split else None
             points += [
                 Point(row, title, prefix + column, panel_title(row, split, panel_metric), name, float(length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "row": "str", "group": "str", "column": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64",
-    "std": "float64", "grey": "bool", "rank": "float64", "mean_rank": "float64",
+    "std": "float64", "learned": "float64", "grey": "bool", "rank": "float64", "mean_rank": "float64",
 }  # fmt: skip
 Groups = dict[str, dict[str, str]]
 """Group of columns → metric → title of its column."""
@@ -52,8 +53,8 @@ COLOURS = "RdYlBu"
 class Heatmap(FigureKind):
     """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
 
-    The first metric with `learned` says whether a seed has learned the task. Where most seeds of a row have not, its
-    cells of other metrics are grey.
+    The first metric with `learned` says whether a seed has learned the task. Its cells show how many have, and are
+    ranked by that share. Where most seeds of a row have not, its cells of other metrics are grey.
     """
 
     SHOWS = "final metrics of many rows, sorted by mean rank"
@@ -117,7 +118,11 @@ class Heatmap(FigureKind):
         if not groups:
             labels = list(dict.fromkeys(row.labels.get(panels, "") for row in rows)) if panels else [""]
             groups = {label: {name: column.label for name, column in titles.items()} for label in labels}
-        names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
+        # A number alone says little (`dim 8`); `8 tokens` speaks for itself.
+        names = {
+            group: named_label(plan.axes[panels], group) if panels and group and " " not in group else group
+            for group in groups
+        }
         return HeatmapData(
             frame=heatmap_frame(plan, rows, runs, panels, groups), groups=groups, names=names, titles=titles,
             learning=_learning_metric(plan), colours=self.colours, decimals=self.decimals, caption=self.caption,
@@ -133,8 +138,10 @@ def heatmap_frame(
     group, column, metric
     n, seeds         number of finished runs with a value, and of planned ones
     mean, std        over the n runs
+    learned          the number of seeds that have learned the task; only in the column that says so
     grey             whether most of the row's seeds have not learned the task; not in the column that says so
-    rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
+    rank             among the means of the column, or its shares of seeds that have learned the task, from 1 (best);
+                     equal ones share the mean of their ranks
     mean_rank        the mean of the row's ranks
     """
     import pandas as pd
@@ -156,20 +163,23 @@ def heatmap_frame(
         for row in members:
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
-            is_unlearned = learning_metric is not None and _is_mostly_unlearned(finished, learning_metric)
+            learned, unlearned = _learned(row, finished, learning_metric)
             for metric, title in columns.items():
                 summary = summarise(finished[metric].astype("float64") if metric in finished else [])
                 if summary.n:
                     lines.append({
                         "row": name, "group": group, "column": title, "metric": metric, "n": summary.n,
                         "seeds": len(row.runs), "mean": summary.mean, "std": summary.std,
-                        "grey": is_unlearned and metric != learning,
+                        "learned": learned if metric == learning else math.nan,
+                        "grey": unlearned > learned and metric != learning,
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
         is_ascending = metric_title(plan, cells["metric"].iloc[0]).goal == "min"
-        means = pd.Series(with_ties(cells["mean"].tolist()), index=cells.index)
-        data.loc[cells.index, "rank"] = means.rank(ascending=is_ascending)
+        compared = pd.Series(with_ties(cells["mean"].tolist()), index=cells.index)
+        if cells["metric"].iloc[0] == learning:
+            is_ascending, compared = False, cells["learned"] / cells["n"]
+        data.loc[cells.index, "rank"] = compared.rank(ascending=is_ascending)
     data["mean_rank"] = data.groupby("row")["rank"].transform("mean")
     # Sort by rows first: the cells of a row that is not in all groups may come late.
     data["_first"] = pd.factorize(data["row"])[0]
@@ -184,10 +194,16 @@ def _learning_metric(plan: Plan) -> Column | None:
     return next((column_of(metric) for metric in plan.ablation.content.metrics if metric.learned is not None), None)
 
 
-def _is_mostly_unlearned(runs: pd.DataFrame, metric: Column) -> bool:
-    """Whether most of a row's runs have not learned the task, by the metric's `learned`."""
+def _learned(row: Row, runs: pd.DataFrame, metric: Column | None) -> tuple[int, int]:
+    """The numbers of a row's seeds that have learned the task, and that have not, by a metric; as in tables."""
+    from cope_sweep.read.tables.rules import least_rule_error, stuck_from
+
+    if metric is None or metric.name not in runs:
+        return 0, 0
     values = runs[metric.name].dropna().astype("float64").tolist()
-    return sum(not metric.is_learned(value) for value in values) > len(values) / 2
+    limit = stuck_from(least_rule_error(row.runs[0], metric.name)) if metric.compared and values else math.inf
+    learned = sum(metric.is_learned(value) and value < limit for value in values)
+    return learned, len(values) - learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +293,14 @@ class HeatmapData(FigureData):
         for (group, metric, _), x in zip(columns, lefts, strict=True):
             cells = data[(data["group"] == group) & (data["metric"] == metric)]
             means = dict(zip(cells["row"], cells["mean"], strict=True))
+            learned = {
+                row: (k, n) for row, k, n in zip(cells["row"], cells["learned"], cells["n"], strict=True) if k >= 0
+            }
             grey_rows = set(cells.loc[cells["grey"], "row"])
             column = self.titles[metric]
             decimals = column.decimals if self.decimals is None else self.decimals
-            low, high = _limits(data if self.colours == "all" else cells, column)
+            others = data[data["learned"].isna()]  # shares have a scale of their own, from 0 to 1
+            low, high = _limits(others if self.colours == "all" and len(others) else cells, column)
             for index, row in enumerate(rows):
                 y, text, colour = CELL_HEIGHT * index, MISSING, canvas.GREY
                 if row in means:
@@ -288,12 +308,17 @@ class HeatmapData(FigureData):
                     fill, colour = GREY, GREY_TEXT
                     if row not in grey_rows:
                         share = (mean - low) / (high - low) if high > low else 0.0
-                        fill = mpl.colors.to_hex(colours(0.08 + 0.84 * (1 - share if column.goal == "min" else share)))
+                        good = 1 - share if column.goal == "min" else share
+                        if row in learned:
+                            good = learned[row][0] / learned[row][1]
+                        fill = mpl.colors.to_hex(colours(0.08 + 0.84 * good))
                         colour = _text_colour(fill)
                     x_end, y_end = x + cell - 2 * POINT, y + CELL_HEIGHT - 2 * POINT
                     corners.append([(x, y), (x_end, y), (x_end, y_end), (x, y_end)])
                     fills.append(fill)
                     text = _number(mean * column.scale, decimals)
+                    if row in learned:
+                        text = "{:.0f}/{:.0f}".format(*learned[row])
                 axes.text(
                     x + cell / 2 - POINT,
                     y + CELL_HEIGHT / 2 - POINT,
@@ -314,13 +339,16 @@ class HeatmapData(FigureData):
         number = f"{seeds} seed{'s' if high > 1 else ''}"
         scale = " of each column" if self.colours == "column" else ""
         parts = [f"Mean of {number}, coloured from best (blue) to worst (red){scale}."]
-        if rule is not None and data["grey"].any():
+        if rule is not None:
             text = f"{(rule.learned or 0.0) * rule.scale:g}{' %' if rule.unit == '%' else ''}"
-            worse = "more" if rule.goal == "min" else "less"
-            # The title of its column in the figure or, if it has none there, in the table.
-            titles = [columns[rule.name] for columns in self.groups.values() if rule.name in columns]
-            limit = f"{worse} than {text} {titles[0] if titles else rule.label}"
-            parts.append(f"Grey: most seeds have not learned the task itself ({limit}).")
+            if data["learned"].notna().any():
+                least = "at most" if rule.goal == "min" else "at least"
+                # The title of its column in the figure or, if it has none there, in the table.
+                titles = [columns[rule.name] for columns in self.groups.values() if rule.name in columns]
+                name = titles[0] if titles else rule.label
+                parts.append(f"k/n ({name}): seeds that have learned the task, with {least} {text}.")
+            if data["grey"].any():
+                parts.append("Grey: most seeds have not.")
         return " ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Final metrics row by row: the rows of the table as points with bars, beside the published values."""
+"""Final metrics row by row: a dot for each seed and a mark at their median, beside the published values."""
 
 from __future__ import annotations
 
@@ -19,35 +19,39 @@ if TYPE_CHECKING:
     from cope_sweep.api.figures import GetFigure
     from cope_sweep.config import Plan
     from cope_sweep.read.figures.canvas import Size
-    from cope_sweep.read.figures.metrics import Band
     from cope_sweep.read.tables.model import Column
     from cope_sweep.read.tables.runs import Results
 
 COLUMNS = {
     "row": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64", "std": "float64",
-    "low": "float64", "high": "float64", "published": "float64", "published_std": "float64",
+    "median": "float64", "low": "float64", "high": "float64", "published": "float64", "published_std": "float64",
 }  # fmt: skip
 RULES: dict[str, tuple[str, Any]] = {
     "most_frequent": ("most frequent answer", (0, (1, 1.5))),
     "shortcut": ("best shortcut of the task", (0, (5, 2))),
 }
 """Column of the summary → name in the legend, and dashes of the line."""
-SEEDS_BELOW = 0.3
-"""Distance between the dots of the seeds and the line of their row, in rows."""
+PUBLISHED_BELOW = 0.26
+"""Distance between the published value and the dots of its row, in rows."""
+JITTER = (0.0, -0.1, 0.1, -0.05, 0.05)
+"""Distances between dots of neighbouring seeds and the line of their row, in rows: equal values stay apart."""
+SEED_STYLE: dict[str, Any] = {"alpha": 0.55, "markersize": 3.4, "markeredgewidth": 0}
+MEDIAN_STYLE: dict[str, Any] = {"markersize": 11, "markeredgewidth": 1.8}
 MEASURED, PUBLISHED = 0, 1
 """Numbers of their colours in the style."""
 
 
 @FIGURES.register
 class Summary(FigureKind):
-    """Final metrics (by default those by which the table compares rows) of every row, with dots for the seeds.
+    """Final metrics (by default those by which the table compares rows) of every row: a dot for each seed, and a mark
+    at their median. The mean of errors that are either near 0 or large is where no seed is.
 
     Lines show the error of the most frequent answer and the smallest error of the task's other rules (`tables.rules`),
     if it has any. Panels of percentages of the same quantity share an axis.
     """
 
     SHOWS = "final metrics of each row beside the published values"
-    HELP = "every row of the table as a point with its interval, beside the published value"
+    HELP = "every row of the table with a dot for each seed and their median, beside the published value"
     ORDER = 10
     IN_FILES = False
     OFFERED = "always"
@@ -57,9 +61,7 @@ class Summary(FigureKind):
     def data(self, results: Results, question: GetFigure) -> FigureData:
         from cope_sweep.read.figures.metrics import (
             Point,
-            chosen_band,
             chosen_metrics,
-            is_log_metric,
             of_rows,
             result_frame,
             selected_rows,
@@ -70,11 +72,10 @@ class Summary(FigureKind):
         runs = of_rows(results.frame, plan, question.row)
         compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
         titles = chosen_metrics(plan, runs, question.metric, compared)
-        band = chosen_band(runs, is_log=is_log_metric(runs, (title.name for title in titles), question.log))
         points = [Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
         return SummaryData(
-            frame=_with_rules(result_frame(runs, points, band, COLUMNS), plan), runs=runs, titles=titles,
-            labels=short_labels(plan, plan.rows), band=band, log=question.log,
+            frame=_with_rules(result_frame(runs, points, COLUMNS), plan), runs=runs, titles=titles,
+            labels=short_labels(plan, plan.rows), log=question.log,
         )  # fmt: skip
 
 
@@ -120,12 +121,11 @@ class SummaryData(FigureData):
     """The metrics: one panel each."""
     labels: Mapping[str, str]
     """Row → its label."""
-    band: Band
     log: bool | None
 
     def draw(self, title: str, size: Size | None) -> Drawing:
         from cope_sweep.read.figures import canvas
-        from cope_sweep.read.figures.metrics import band_text, count_text
+        from cope_sweep.read.figures.metrics import count_text
 
         data, runs = self.frame, self.runs
         rows = list(dict.fromkeys(data["row"]))
@@ -147,18 +147,14 @@ class SummaryData(FigureData):
             far_row = canvas.flattening({row: _values_of_row(points, seeds, row) for row in rows}, metric)
             far_points = points[points["row"] == far_row]
             points, seeds = points[points["row"] != far_row], seeds[seeds["row"] != far_row]
-            _draw_points(panel, points, [rows.index(row) for row in points["row"]])
-            panel.plot(
-                seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
-                "o", color=canvas.colour(MEASURED), alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
-            )  # fmt: skip
+            _draw_rows(panel, points, seeds, rows, metric.name)
             rule_lines |= _draw_rules(panel, points, rows)
             on_axis = [metric]
             if metric.unit == "%":
                 on_axis = [title for title in self.titles if title.quantity_title == metric.quantity_title]
             axis_data = data[data["metric"].isin(title.name for title in on_axis) & (data["row"] != far_row)]
             axis_runs = runs.loc[runs["row"].isin(axis_data["row"]), [title.name for title in on_axis]]
-            values = [*axis_data["mean"], *axis_data["low"], *axis_data["high"], *axis_data["published"]]
+            values = [*axis_data["low"], *axis_data["high"], *axis_data["published"]]
             values += [*axis_runs.to_numpy(dtype="float64").ravel()]
             values += [*(axis_data["published"] - axis_data["published_std"]).clip(lower=0)]
             is_log = canvas.is_logarithmic(values, self.log)
@@ -167,8 +163,8 @@ class SummaryData(FigureData):
             panel.set_title(canvas.shortened(metric.label), loc="left")
             panel.set_ylim(len(rows) - 0.5, -0.5)
             panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
-            for mean in far_points["mean"]:  # at the edge, with its value, so that the others can be told apart
-                is_right, text = mean > points["mean"].mean(), canvas.number(float(significant(mean)))
+            for median in far_points["median"]:  # at the edge, with its value, so that the others can be told apart
+                is_right, text = median > points["median"].mean(), canvas.number(float(significant(median)))
                 panel.text(
                     float(is_right), rows.index(str(far_row)), f"{text} →" if is_right else f"← {text}",
                     transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center",
@@ -176,10 +172,12 @@ class SummaryData(FigureData):
                 )  # fmt: skip
         note = "single seeds"
         if (data["n"] > 1).any():
-            seed_count = counts[rows[0]].removeprefix("n = ") if has_one_count else "n"
-            note = f"mean of {seed_count} seeds; small dots: seeds; bars: {band_text(self.band)}"
-        handles = [axes[0].plot([], [], "o", color=canvas.colour(MEASURED))[0]]
-        names = ["measured"]
+            note = f"{counts[rows[0]].removeprefix('n = ')} seeds" if has_one_count else ""
+        handles = [axes[0].plot([], [], "o", color=canvas.colour(MEASURED), **SEED_STYLE)[0]]
+        names = ["seed"]
+        if (data["n"] > 1).any():
+            handles.append(axes[0].plot([], [], "|", color=canvas.colour(MEASURED), **MEDIAN_STYLE)[0])
+            names.append("median")
         if data["published"].notna().any():
             handles.append(axes[0].plot([], [], "D", color=canvas.colour(PUBLISHED), markerfacecolor="none")[0])
             names.append("published ± std" if data["published_std"].notna().any() else "published")
@@ -189,25 +187,29 @@ class SummaryData(FigureData):
         return drawing
 
 
-def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> None:
-    """Draw measured points a little above the line of their row, and published ones a little below it."""
+def _draw_rows(panel: Axes, lines: pd.DataFrame, seeds: pd.DataFrame, rows: Sequence[str], metric: str) -> None:
+    """Draw the seeds of each row with their median and, a little below, the published value."""
     import numpy as np
 
     from cope_sweep.read.figures import canvas
 
-    y = np.asarray(places, dtype=float)
-    has_both = lines["published"].notna().to_numpy() & (lines["n"] > 0).to_numpy()
-    shift = np.where(has_both, 0.13, 0.0)
-    panel.hlines(y - shift, lines["low"], lines["high"], color=canvas.colour(MEASURED), linewidth=1.6)
-    panel.plot(lines["mean"], y - shift, "o", color=canvas.colour(MEASURED), markersize=4.5, clip_on=False)
+    numbers = seeds.groupby("row").cumcount()
+    y = [rows.index(row) + JITTER[number % len(JITTER)] for row, number in zip(seeds["row"], numbers, strict=True)]
+    panel.plot(seeds[metric], y, "o", color=canvas.colour(MEASURED), clip_on=False, **SEED_STYLE)
+    y_of_rows = np.array([rows.index(row) for row in lines["row"]], dtype=float)
+    several = (lines["n"] > 1).to_numpy()
+    panel.plot(
+        lines["median"][several], y_of_rows[several], "|", color=canvas.colour(MEASURED), clip_on=False, **MEDIAN_STYLE
+    )
+    y_of_rows += np.where((lines["n"] > 0).to_numpy(), PUBLISHED_BELOW, 0.0)
     low, high = lines["published"] - lines["published_std"], lines["published"] + lines["published_std"]
-    panel.hlines(y + shift, low.clip(lower=0), high, color=canvas.colour(PUBLISHED), linewidth=0.8)
+    panel.hlines(y_of_rows, low.clip(lower=0), high, color=canvas.colour(PUBLISHED), linewidth=0.8)
     panel.plot(
         lines["published"],
-        y + shift,
+        y_of_rows,
         "D",
         color=canvas.colour(PUBLISHED),
-        markersize=4.5,
+        markersize=4,
         markerfacecolor="white",
         clip_on=False,
     )
@@ -215,5 +217,5 @@ def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> Non
 
 def _values_of_row(points: pd.DataFrame, seeds: pd.DataFrame, row: str) -> list[float]:
     """All values of a row that are drawn."""
-    lines = points.loc[points["row"] == row, ["mean", "low", "high", "published"]]
+    lines = points.loc[points["row"] == row, ["median", "low", "high", "published"]]
     return [*lines.to_numpy().ravel(), *seeds.loc[seeds["row"] == row].iloc[:, 1]]

@@ -91,9 +91,7 @@ class Values(FigureKind):
             if row.name in places
         ]  # fmt: skip
         has_numbers = all(label == "" for label in labels.values())
-        x_title = plan.axes.get(key, key)
-        if is_fact and key not in plan.axes:
-            x_title = key.removeprefix(FACT).replace("_", " ")
+        x_title = plan.axes.get(key, key.removeprefix(FACT)).replace("_", " ").replace("train ", "training ")
         return SeriesData.of_points(
             plan, runs, points, x_title=x_title, log=question.log, has_numbers=has_numbers,
             log_x=is_log_parameter(plan, key) if self.log_x is None else self.log_x,
