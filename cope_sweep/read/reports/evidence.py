@@ -28,6 +28,7 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.heads import claimed_figures, claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
+from cope_sweep.read.reports.learned import learned
 from cope_sweep.read.reports.provenance import Provenance, provenance
 from cope_sweep.read.reports.runs import result_files, run_frame, write_files
 from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
@@ -220,6 +221,11 @@ class Evidence:
         return structure(self.shown)
 
     @cached_property
+    def learned(self) -> Layout | None:
+        """The seeds that have learned the task, and their errors; None if no metric defines `learned`, or none has."""
+        return learned(self.shown)
+
+    @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None if no metric defines `learned`."""
         return thresholds(self.shown, self.results.curves)
@@ -232,6 +238,7 @@ class Evidence:
             "Over all tasks": None if self.plan.is_drawn else self.aggregates,
             "Structure of the task": self.structure,
             "Shortcuts": shortcuts.layout if shortcuts else None,
+            "Learned": None if self.plan.is_drawn else self.learned,
             "Until the task is learned": None if self.plan.is_drawn else self.thresholds,
             "Heads": self.heads_layout,
         }

@@ -165,8 +165,6 @@ class MetricCell:
     """Seed → value, of the finished runs that have one."""
     stuck: tuple[int, ...] = ()
     """Seeds that do no better than the best simple rule (`tables.rules`)."""
-    learned: Proportion | None = None
-    """The seeds that have learned the task and are not stuck; None: the column has no `learned`."""
     rule_error: float | None = None
     """The error of the best simple rule; None: the task has no rule, or no run is finished."""
     comparison: Comparison | None = None
@@ -213,6 +211,20 @@ class MetricCell:
         """How many of `STARS` the p of the comparison does not exceed; 0 without a test."""
         p = None if self.comparison is None else self.comparison.p_adjusted
         return 0 if p is None else sum(p <= bound for bound in STARS)
+
+    @property
+    def learned_seeds(self) -> tuple[int, ...]:
+        """The seeds that have learned the task and are not stuck; none if the column has no `learned`."""
+        if self.column.learned is None:
+            return ()
+        return tuple(
+            seed for seed, value in self.values.items() if seed not in self.stuck and self.column.is_learned(value)
+        )
+
+    @cached_property
+    def learned(self) -> Proportion | None:
+        """The share of seeds that have learned the task; None: the column has no `learned`."""
+        return None if self.column.learned is None else Proportion(len(self.learned_seeds), len(self.values))
 
     @property
     def learned_text(self) -> str:
@@ -457,10 +469,6 @@ def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Co
             values[run.seed] = float(value)
     rule_error = least_rule_error(row.runs[0], column.name) if values and column.compared else None
     stuck = tuple(seed for seed, value in values.items() if value >= stuck_from(rule_error))
-    learned = None
-    if column.learned is not None:
-        count = sum(column.is_learned(value) for seed, value in values.items() if seed not in stuck)
-        learned = Proportion(count, len(values))
     return MetricCell(
         column,
         len(row.runs),
@@ -468,7 +476,6 @@ def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Co
         _published_value(row, column.name),
         values=values,
         stuck=stuck,
-        learned=learned,
         rule_error=rule_error,
     )
 
