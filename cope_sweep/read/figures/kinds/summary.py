@@ -43,8 +43,9 @@ MEASURED, PUBLISHED = 0, 1
 
 @FIGURES.register
 class Summary(FigureKind):
-    """Final metrics (by default those by which the table compares rows) of every row: a dot for each seed, and a mark
-    at their median. The mean of errors that are either near 0 or large is where no seed is.
+    """Final metrics of every row, by default those by which the table compares rows: a dot for each seed.
+
+    A mark shows their median: the mean of errors that are either near 0 or large is where no seed is.
 
     Lines show the error of the most frequent answer and the smallest error of the task's other rules (`tables.rules`),
     if it has any. Panels of percentages of the same quantity share an axis.

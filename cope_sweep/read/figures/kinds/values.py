@@ -28,7 +28,7 @@ class Values(FigureKind):
     """
 
     SHOWS = "final metrics against a parameter that varies"
-    HELP = "final metrics against a parameter (`--x train.lr`), with bars over seeds"
+    HELP = "final metrics against a parameter (`--x train.lr`), with a dot for each seed"
     ORDER = 30
     OFFERED = "axes"
     TAKES = ("metric", "x", "panels", "row", "log")
