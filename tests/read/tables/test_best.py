@@ -254,3 +254,16 @@ def test_figures_of_a_search_by_suggestions(kind):
 def test_the_order_of_a_grid_is_no_history():
     with raises("not_a_search"):
         draw_figure(results_of(plan_of(), lambda run: 1.0), GetFigure(name="", figure="budget"))
+
+
+def test_many_rows_of_a_search_are_grey_beside_their_best_and_their_median():
+    """24 lines in eight colours lie on one another and cannot be told apart."""
+    many = {f"p{p_max}": [{"kind": "cope", "p_max": p_max}] for p_max in range(2, 17)}
+    plan, records = searched(lambda row, draw: float(row[1:]) - draw / 10, grid={"model.position": many})
+    figure = draw_figure(Results(plan, records, NOWHERE), GetFigure(name="", figure="budget"))
+    drawing = figure.draw()
+    [legend] = drawing.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["best of all", "median of all", "each of 15 rows"]
+    ends = [line.get_ydata()[-1] for line in drawing.axes[0].get_lines() if len(line.get_xdata()) == 5]
+    assert len(ends) == 15 + 2
+    assert sorted(ends[15:]) == pytest.approx([2 - 0.4 + 0.5, 9 - 0.4 + 0.5]), "means of two seeds"
