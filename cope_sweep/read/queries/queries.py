@@ -575,13 +575,13 @@ class Queries:
             return SweepDetail(**fields, error=str(error))
         if record is None:
             return SweepDetail(**fields, error=redacted(f"{self.store.location}/sweeps has no file {sweep_id}.json"))
-        records = self.store.index.records((run.run_id for run in record.runs), values=False)
-        reused = set(record.reused)
+        # The record has the runs of a search when it ends, the index while it trains them.
+        found = self.store.index.members(sweep_id)
+        records = self.store.index.records((run["run_id"] for run in found), values=False)
         members = []
-        for run in record.runs:
-            current = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
-            place = run.model_dump(exclude={"run_id"})
-            members.append(SweepMember(**current.progress(), **place, reused=run.run_id in reused))
+        for run in found:
+            current = records.get(run["run_id"]) or RunRecord(run_id=run["run_id"], steps=0)
+            members.append(SweepMember(**current.progress() | run))
         more = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return SweepDetail(**fields, **more, members=members)
 

@@ -425,6 +425,14 @@ class Index:
             row = connection.execute(query).one_or_none()
         return None if row is None else _summary(row)
 
+    def members(self, sweep_id: str) -> list[dict[str, Any]]:
+        """The runs of a sweep in order, as `write_sweep` takes them; with those that a search has suggested so far."""
+        columns = sweep_runs.c
+        query = select(columns.run_id, columns.row, columns.seed, columns.labels, columns.reused)
+        query = query.where(columns.sweep_id == sweep_id).order_by(columns.ordinal)
+        with self.database.reading() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
     def sweep_page(self, *, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
         """A page of all sweeps, or of an ablation's sweeps, newest first, with their counts."""
         where = () if ablation is None else (has_name(sweeps.c.ablation, ablation),)

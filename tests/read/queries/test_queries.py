@@ -131,6 +131,22 @@ def test_sweeps_have_the_present_status_of_their_runs(used, plan):
     assert [(run.status, run.reused) for run in sweep.members[:2]] == [("finished", True), ("failed", False)]
 
 
+def test_a_running_search_has_the_runs_that_it_has_suggested_so_far(used, plan):
+    """Its record gets them at its end."""
+    runs = [run for row in plan.rows for run in row.runs]
+    record = sweep_of(plan, runs[:1], "20260731-120000-abcd", status="running", ended_ms=None)
+    used.store.write_sweep(record)
+    added = [each.model_dump() | {"reused": False} for each in members(plan, runs[1:3])]
+    used.store.index.append_members(record.sweep_id, added)
+    found = used.ask(GetSweep(sweep_id=record.sweep_id))
+    assert [(each.run_id, each.status) for each in found.members] == [
+        (runs[0].run_id, "finished"),
+        (runs[1].run_id, "failed"),
+        (runs[2].run_id, "stopped"),
+    ]
+    assert found.runs == 3
+
+
 def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
     (used.store.root / "sweeps" / f"{SWEEP}.json").write_text("{}")
     sweep = used.ask(GetSweep(sweep_id=SWEEP))

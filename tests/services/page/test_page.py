@@ -542,8 +542,10 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
         ]
         page.get_by_role("button", name="In-dist. (%)").first.click()
         page.wait_for_selector("[aria-sort=ascending]")
-        page.locator('[data-key=rows]').select_option("file")
-        page.wait_for_function("() => document.querySelector('.results tbody tr:nth-child(2) th').innerText === 'Absolute'")
+        page.locator("[data-key=rows]").select_option("file")
+        page.wait_for_function(
+            "() => document.querySelector('.results tbody tr:nth-child(2) th').innerText === 'Absolute'"
+        )
         page.get_by_label("Filter rows").fill("copy rope")
         page.wait_for_function("() => document.querySelectorAll('.results tbody tr').length === 1")
         assert page.get_by_text("1 of 10 rows").is_visible()
@@ -636,8 +638,9 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     store = site.sample.store
     record = write_sweep(store, site.sample.plan)
     page = visitor.open(f"sweeps/{record.sweep_id}", ".tiles")
-    assert page.locator(".tile", has_text="finished").inner_text().split() == ["finished", "2", "/", "4"]
+    assert page.locator(".tile dt").all_inner_texts() == ["remaining time", "steps per second", "worker groups", "nodes"]
     assert page.locator(".counts").inner_text().startswith("2 of 4 finished")
+    page.wait_for_selector("section:has(#curves) .uplot canvas")
     assert page.get_by_role("button", name="Stop", exact=True).is_visible()
     end_sweep(store, record, "failed")
     page.get_by_role("button", name="Retry 2 runs").click()
@@ -650,6 +653,16 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     page.wait_for_function("() => document.querySelector('p[role=status]').textContent.length > 20")  # why it cannot be
     assert [each for each in visitor.problems if "the server responded with a status of" not in each] == []
     visitor.problems.clear()
+
+
+def test_a_sweep_shows_the_curves_of_the_loss_and_of_the_primary_metric(visitor: Visitor, site: Site) -> None:
+    store = site.sample.store
+    record = write_sweep(store, site.curves)
+    page = visitor.open(f"sweeps/{record.sweep_id}", "section:has(#curves) figure:nth-child(2) .uplot canvas")
+    end_sweep(store, record, "interrupted")
+    titles = [each.split("\n")[0] for each in page.locator(".multiples figcaption").all_inner_texts()]
+    assert titles == ["loss", "In-dist. (%)"]
+    assert page.locator(".legend button").all_inner_texts() == ["CoPE", "Absolute", "RoPE"]
 
 
 def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:

@@ -52,11 +52,14 @@ export function learningCurves(container) {
 
   return {
     close: panels.close,
-    async refresh({ name, scale, sets, detail, chosen, params }) {
+    /** `before`: metrics that are drawn before the primary one until others are chosen, if runs have logged them. */
+    async refresh({ name, scale, sets, detail, chosen, params, before = [] }) {
       const load = (metric) =>
         get(at(["ablations", name, "curves"], { scale, set: sets, metric, offset: params.get("from"), limit: ROWS }));
       const asked = chosenMetrics(params);
-      const answers = await Promise.all((asked.length ? asked : [null]).map(load));
+      const primary = asked.length ? null : await load(null);
+      const others = primary ? before.filter((metric) => primary.metrics.includes(metric)) : asked;
+      const answers = [...(await Promise.all(others.map(load))), ...(primary ? [primary] : [])];
       if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));
       const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric)));
       let [settings, problem] = [chosenCurves(params), null];

@@ -74,6 +74,12 @@ function sparkline(rows) {
 const CARDS = 6; // the newest ablations, whose results are on their cards: each takes a few requests
 const MOST_CURVES = 20; // rows of a small curve
 
+/** The losses of the first rows; null before a run has logged one. */
+async function lossesOf(path, asked) {
+  const { metrics } = await get(at(path, { ...asked, limit: 1 }));
+  return metrics.includes("loss") ? get(at(path, { ...asked, metric: "loss" })) : null;
+}
+
 /** What a card shows beside its counts: the claims, and {table, curves} of the size that opens with it. */
 async function resultsOf(ablation) {
   const { scale, sets } = askedSize(new URLSearchParams(), ablation);
@@ -85,7 +91,7 @@ async function resultsOf(ablation) {
           get(at(["ablations", ablation.name, "table"], { ...own, format: "json", compare: reference })),
         )
       : null,
-    counts.running ? get(at(["ablations", ablation.name, "curves"], { ...own, metric: "loss", limit: MOST_CURVES })) : null,
+    counts.running ? lossesOf(["ablations", ablation.name, "curves"], { ...own, limit: MOST_CURVES }) : null,
     get(at("claims", { ablation: ablation.name })),
   ]);
   return { table, curves, claims };

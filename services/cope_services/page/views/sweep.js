@@ -6,6 +6,7 @@ import { plural } from "../format.js";
 import { REFRESH_MS } from "../poll.js";
 import { link } from "../route.js";
 import { badge, left, progress, sweepStatus, sweepSummary } from "../status.js";
+import { learningCurves } from "./learning_curves.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
 const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
@@ -33,7 +34,8 @@ function confirmed(title, text, action) {
 
 export function sweep(root, id) {
   const part = changes();
-  const [head, live, failed, list, written] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const [head, live, failed, curves, list, written] = Array.from({ length: 6 }, () => h("div"));
+  const plot = learningCurves(curves);
   const counted = h("div", { class: "counts" });
   const [actions, notice] = [h("div", { class: "actions" }), h("p", { class: "note", role: "status" })];
   const leaving = new AbortController();
@@ -100,6 +102,17 @@ export function sweep(root, id) {
     return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
   }
 
+  /** The loss and the primary metric of its rows, as the ablation's page draws them. */
+  async function drawCurves({ ablation: name, scale, sets, metrics, members: runs }, params) {
+    if (!runs.some((run) => run.step)) return;
+    const titles = metrics.map((each) => ({ ...each, title: `${each.label ?? each.name}${each.unit ? ` (${each.unit})` : ""}` }));
+    const rows = [...new Set(runs.map((run) => run.row))];
+    const asked = params.getAll("row").filter((row) => rows.includes(row));
+    const chosen = asked.length ? asked : rows;
+    // The ablation may be gone, or have other rows by now: its sweep is shown all the same.
+    await plot.refresh({ name, scale, sets, detail: { metrics: titles }, before: ["loss"], chosen, params }).catch(() => replace(curves));
+  }
+
   function drawHead(found) {
     // Of a sweep that is followed, the last event has the newest counts, which the tiles show, too.
     if (!live.firstChild || !ACTIVE.includes(found.status)) drawCounts(found);
@@ -118,10 +131,13 @@ export function sweep(root, id) {
 
   return {
     title: () => `Sweep ${id}`,
-    close: () => leaving.abort(),
-    async refresh() {
+    close() {
+      leaving.abort();
+      plot.close();
+    },
+    async refresh(params) {
       const found = await get(at(["sweeps", id]));
-      if (!started) replace(root, head, live, failed, list, written);
+      if (!started) replace(root, head, live, failed, curves, list, written);
       started = true;
       part("head", JSON.stringify([found.status, found.counts, found.ended_ms]), () => drawHead(found));
       if (ACTIVE.includes(found.status)) {
@@ -130,6 +146,7 @@ export function sweep(root, id) {
         const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
+      await drawCurves(found, params);
       part("list", JSON.stringify(found.members), () => replace(list, members(found)));
       part("record", JSON.stringify(found.command), () => replace(written, record(found)));
     },

@@ -3,18 +3,15 @@
 import { definitions, empty, h, section, table } from "../dom.js";
 import { count, duration, integer, moment, plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, progressOf, setsText, sizeParams, total } from "../status.js";
+import { badge, progressOf, setsText, sizeParams } from "../status.js";
 
 const known = (value, show) => (value === null || value === undefined ? "–" : show(value));
 
-/** What the last event `progress` said. */
-export function liveNumbers({ counts, eta_s: eta, steps_per_s: speed, groups, nodes }) {
-  const all = total(counts);
+/** What the last event `progress` said, but for the counts, which stand above. */
+export function liveNumbers({ eta_s: eta, steps_per_s: speed, groups, nodes }) {
   const tile = ([label, value]) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value));
   return h("dl", { class: "tiles" },
     [
-      ["finished", `${integer(counts.finished ?? 0)} / ${integer(all)}`],
-      ["running", integer(counts.running ?? 0)],
       ["remaining time", known(eta, duration)],
       ["steps per second", known(speed, (value) => (value < 10 ? value.toFixed(1) : count(Math.round(value))))],
       ["worker groups", known(groups, integer)],
