@@ -308,6 +308,20 @@ CellKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
+class ClaimedRows:
+    """The rows that a claim of the ablation compares, where they have the same labels on the axes it does not name."""
+
+    claim: int
+    """Its index in the file."""
+    named_axes: frozenset[str]
+    better: tuple[str, ...]
+    """Names of the rows."""
+    than: tuple[str, ...]
+    column: str
+    than_column: str
+
+
+@dataclass(frozen=True)
 class ClaimedPair:
     """A pair of cells that a claim of the ablation compares."""
 
@@ -339,10 +353,21 @@ class TableModel:
     """The result of the comparisons in a sentence."""
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
-    claimed: tuple[ClaimedPair, ...] = ()
-    """The pairs of cells that the claims of the ablation compare, claim by claim."""
+    claims: tuple[ClaimedRows, ...] = ()
+    """The rows that the claims of the ablation compare."""
     group: str | None = None
     """The axis by which rows are grouped, which is then the first one; None without groups."""
+
+    @cached_property
+    def claimed(self) -> tuple[ClaimedPair, ...]:
+        """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
+        rows = {row.row: row for row in self.rows}
+        return tuple(
+            ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column))
+            for of_claim in self.claims
+            for row, other in itertools.product(of_claim.better, of_claim.than)
+            if row in rows and other in rows and same_labels(rows[row], rows[other], of_claim.named_axes)
+        )
 
     @property
     def primary(self) -> Column:
@@ -377,21 +402,22 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
         replaced=plan.ablation.replaced,
         warnings=(*_warnings_of_choices(plan), *differences(runs), *hardware_of_rows(runs)),
         paired=content.paired,
-        claimed=tuple(_claimed_pairs(plan, rows, columns)),
+        claims=tuple(_claimed_rows(plan, columns)),
     )
 
 
-def _claimed_pairs(plan: Plan, rows: Sequence[TableRow], columns: Iterable[Column]) -> Iterator[ClaimedPair]:
-    by_name = {row.row: row for row in rows}
+def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows]:
     primary = next(column.name for column in columns if column.primary)
     for index, claim in enumerate(plan.ablation.content.claims):
-        named_axes = claim.better.keys() | claim.than.keys()
         column = claim.metric or primary
-        better = [by_name[row.name] for row in plan.rows if index in row.better]
-        than = [by_name[row.name] for row in plan.rows if index in row.than]
-        for row, other in itertools.product(better, than):
-            if same_labels(row, other, named_axes):
-                yield ClaimedPair(index, (row.row, column), (other.row, claim.metric_of_than(column)))
+        yield ClaimedRows(
+            index,
+            frozenset(claim.better.keys() | claim.than.keys()),
+            tuple(row.name for row in plan.rows if index in row.better),
+            tuple(row.name for row in plan.rows if index in row.than),
+            column,
+            claim.metric_of_than(column),
+        )
 
 
 def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:

@@ -41,9 +41,7 @@ class PairTest:
 def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]:
     """The tests of all pairs that claims of a table compare, in both directions; none for pairs without values."""
     rows = {row.row: row for row in model.rows}
-    pairs = dict.fromkeys(
-        (pair.better, pair.than) for pair in model.claimed if pair.better[0] in rows and pair.than[0] in rows
-    )
+    pairs = dict.fromkeys((pair.better, pair.than) for pair in model.claimed)
     families: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[CellKey, CellKey]]] = {}
     seen: set[frozenset[CellKey]] = set()
     for pair in pairs:
