@@ -89,7 +89,14 @@ TOO_FEW_CLAIMED_RULE = (
     "for the pairs of all claims about this column and task, is at least {smallest_p}, so no difference could be "
     "significant. "
 )
-SECONDARY_RULE = "The other comparisons are secondary, and corrected among themselves. "
+SECONDARY_RULE = (
+    "The other pairs are secondary: p is corrected for {comparisons} among them; with {runs}, it is at least "
+    "{smallest_p}. "
+)
+TOO_FEW_SECONDARY_RULE = (
+    "The other pairs are secondary, and have too few seeds for verdicts: p is corrected for {comparisons} among them; "
+    "with {runs}, it is at least {smallest_p}. "
+)
 UNTESTED_RULE = "Too few runs are finished for a test. "
 OTHERS_RULE = "The other metrics are descriptive."
 OTHERS_AND_CLAIMED_RULE = "The other metrics are descriptive, except where a claim compares a pair of rows by them."
@@ -362,26 +369,24 @@ def _compare_rows(
         for key, p, smallest_p in zip(keys, corrected, smallest, strict=True):
             with_verdict(key, p, smallest_p, tested_column.goal)
     of_others = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
-    in_column = [test for (_, name), test in claimed.items() if name == tested_column.name]
-    rule = _claimed_rule(in_column, meaning, is_paired=model.paired) if in_column else ""
-    if in_column and of_others:
-        rule += SECONDARY_RULE
+    tested_claims = {key: test for key, test in claimed.items() if not math.isnan(test.p)}
+    in_column = [test for (_, name), test in tested_claims.items() if name == tested_column.name]
+    rule = ""
+    if in_column:
+        rule = _claimed_rule(in_column, meaning, is_paired=model.paired)
     if of_others or not in_column:
-        rule += _test_rule(of_others, meaning, is_paired=model.paired)
+        rule += _test_rule(of_others, meaning, is_paired=model.paired, is_secondary=bool(in_column))
     if any(column.compared and column is not tested_column for column in model.columns):
-        has_others = len(claimed) > len(in_column)
+        has_others = len(tested_claims) > len(in_column)
         rule += OTHERS_AND_CLAIMED_RULE if has_others else OTHERS_RULE
     return comparisons, rule
 
 
 def _claimed_rule(tests: Sequence[PairTest], meaning: str, *, is_paired: bool) -> str:
     """The rule of the tests that claims share with the comparisons. `meaning`: see `_test_rule`."""
-    tested = [test for test in tests if not math.isnan(test.p)]
-    if not tested:
-        return UNTESTED_RULE
-    smallest_p = min(test.smallest_p for test in tested)
+    smallest_p = min(test.smallest_p for test in tests)
     rule = CLAIMED_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_CLAIMED_RULE
-    run_counts = {count for test in tested for count in test.difference.n}
+    run_counts = {count for test in tests for count in test.difference.n}
     return rule.format(
         test=TESTS[is_paired], runs=_runs_text(run_counts, is_paired), smallest_p=p_text(smallest_p), meaning=meaning
     )
@@ -391,18 +396,19 @@ def _runs_text(counts: Iterable[int], is_paired: bool) -> str:
     return f"{_alternatives(counts)} {'pairs of runs' if is_paired else 'runs a row'}"
 
 
-def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_paired: bool) -> str:
+def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_paired: bool, is_secondary: bool) -> str:
     """The rule of a test.
 
     Args:
         families: The differences that are corrected together; those without a p are not tested.
         meaning: What p ≤ 0.05 means.
         is_paired: Whether runs are compared in pairs.
+        is_secondary: Whether `_claimed_rule` stands before it, with the same test.
     """
     tested = [[difference for difference in family if not math.isnan(difference.p)] for family in families]
     tested = [family for family in tested if family]
     if not tested:
-        return UNTESTED_RULE
+        return "" if is_secondary else UNTESTED_RULE
     smallest_p = min(min(holm([difference.smallest_p for difference in family])) for family in tested)
     sizes = {len(family) for family in tested}
     comparisons = f"{_alternatives(sizes)} comparison{'s' if max(sizes) > 1 else ''}"
@@ -410,6 +416,8 @@ def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_pai
         comparisons += " with the same row"
     run_counts = {count for family in tested for difference in family for count in difference.n}
     rule = TEST_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_RULE
+    if is_secondary:
+        rule = SECONDARY_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_SECONDARY_RULE
     return rule.format(
         test=TESTS[is_paired],
         comparisons=comparisons,

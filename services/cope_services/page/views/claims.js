@@ -9,7 +9,7 @@ const CLASSES = { shown: "good", opposite: "bad" };
 const LONG = 160; // characters of values
 
 function verdict({ verdict: text, meaning, shown, pairs, texts, p, q }) {
-  const inPart = ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
+  const inPart = pairs > 0 && ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
   return [
     h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, text),
     h("small", {}, [inPart, p !== null && `p = ${texts.p}`, q !== null && `q = ${texts.q}`].filter(Boolean).join(", ")),
@@ -18,7 +18,7 @@ function verdict({ verdict: text, meaning, shown, pairs, texts, p, q }) {
 
 /** The smallest difference with its interval, the number of seeds, and the size that a margin gives it. */
 const difference = ({ texts, n, size, difference: value }) => [
-  value === null ? "–" : withMinus(texts.difference),
+  h("span", { class: "difference" }, value === null ? "–" : withMinus(texts.difference)),
   h("small", {}, [n !== null && `n = ${texts.n}`, size && `${size} (margin ${texts.margin})`].filter(Boolean).join(", ")),
 ];
 
@@ -37,6 +37,6 @@ export function claimsTable(claims, { links = false } = {}) {
     difference(each),
     ...(hasPublished ? [each.published && [h("small", {}, "paper: "), values(each.published, each.pairs)]] : []),
   ];
-  const columns = ["claim", "verdict", ["ours", "values"], "difference", ...(hasPublished ? [["published", "values"]] : [])];
+  const columns = ["claim", "verdict", ["ours", "values"], ["difference", "numbers"], ...(hasPublished ? [["published", "values"]] : [])];
   return table("Claims", columns, claims.map(line), { class: "claims" });
 }
