@@ -334,9 +334,12 @@ class Client:
         """The last lines of a run's log: its attempts, evaluations, and errors with their tracebacks."""
         return self.ask(checked(GetLog, run_id=run_id, tail=tail))
 
-    def diff(self, left: str, right: str) -> RunsDiff:
-        """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
-        return self.ask(checked(GetDiff, left=left, right=right))
+    def diff(self, left: str, right: str, *, scale: str | None = None, set: Sequence[str] = ()) -> RunsDiff:
+        """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test.
+
+        Each is an id, or `ABLATION/ROW` for the row's best finished run at this `scale`, with these values of `--set`.
+        """
+        return self.ask(checked(GetDiff, left=left, right=right, scale=scale, set=list(set)))
 
     # -- models --------------------------------------------------------------------------------------------------
 

@@ -279,7 +279,7 @@ class RunsDiff(Answer):
     only_right: list[str] = []
 
 
-SIDE = "Id of a run or sweep; or `ABLATION/ROW` for the row's best finished run."
+SIDE = "Id of a run or sweep; or `ABLATION/ROW` for the row's best finished run, with `scale` and `set`."
 DiffSide = Annotated[
     str, Field(max_length=700, description=SIDE), typer.Argument(metavar="RUN|SWEEP", help=SIDE, show_default=False)
 ]
@@ -292,6 +292,8 @@ class GetDiff(Question[RunsDiff]):
 
     left: DiffSide
     right: DiffSide
+    scale: Scale = None
+    set: Sets = []
 
 
 QUESTIONS = (GetRun, GetLog, GetDiff, CompareCurves)

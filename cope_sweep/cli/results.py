@@ -40,6 +40,8 @@ DIFF_COLUMNS = {
 def diff(
     left: DiffSide,
     right: DiffSide,
+    scale: Scale = None,
+    sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -51,13 +53,14 @@ def diff(
 
     Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
 
-    Example: `cope-sweep diff quickstart/CoPE quickstart/RoPE`
+    Example: `cope-sweep diff quickstart/CoPE quickstart/RoPE --set train.steps=100`
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
     from cope_sweep.cli.files import open_queries
 
-    comparison = open_queries(store, index, ablations).ask(GetDiff(left=left, right=right))
+    question = GetDiff(left=left, right=right, scale=scale, set=sets)
+    comparison = open_queries(store, index, ablations).ask(question)
     if as_json:
         print_json(comparison)
         return

@@ -404,6 +404,8 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the run or the sweep ends.")
     ] = False,
+    scale: Scale = None,
+    sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -426,11 +428,14 @@ def logs(
             options=["--json", "--follow"],
         )
     from cope_sweep.cli.files import find_one_run, open_queries
+    from cope_sweep.read.queries import check_no_values
     from cope_sweep.store import SWEEP_ID
 
     queries = open_queries(store, index, ablations)
     is_sweep = SWEEP_ID.fullmatch(target) is not None
-    name = target if is_sweep else find_one_run(queries, target)
+    if is_sweep:
+        check_no_values(scale, sets)
+    name = target if is_sweep else find_one_run(queries, target, scale, sets)
     read_log = partial(_read_sweep_log if is_sweep else _read_log, queries, name)
     if as_json:
         last = LOG_LINES if tail is None else tail

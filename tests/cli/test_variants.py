@@ -63,3 +63,28 @@ def test_the_values_choose_the_runs(varied):
     assert answer["tokens"]
     varied.refuses("unknown_key", "runs", "--ablation", "tiny", "--set", "trian.steps=5")
     varied.refuses("set_of_no_ablation", "runs", *SET)
+
+
+def test_the_values_choose_the_runs_of_rows(varied):
+    comparison = varied.json("diff", "tiny/CoPE", "tiny/none", *SET)
+    trained = {run["run_id"] for run in varied.json("runs")["runs"]}
+    assert {comparison["left"], comparison["right"]} <= trained
+    assert comparison["finished"] == [1, 1]
+    one_id = varied.json("diff", comparison["left"], "tiny/none", *SET)
+    assert (one_id["left"], one_id["right"]) == (comparison["left"], comparison["right"])
+    assert varied.json("logs", "tiny/CoPE", *SET)["run_id"] == comparison["left"]
+    for words in (("diff", "tiny/CoPE", "tiny/none"), ("logs", "tiny/CoPE")):
+        varied.refuses("not_finished", *words)
+        assert "add --set train.steps=5" in varied(*words, code=2)[1].replace("\n", " ")
+    varied.refuses("unknown_key", "diff", "tiny/CoPE", "tiny/none", "--set", "trian.steps=5")
+
+
+def test_values_beside_an_id_are_refused(varied):
+    """The id has them already, and they would have no effect."""
+    run_id, other, *_ = (run["run_id"] for run in varied.json("runs")["runs"])
+    (sweep,) = varied.json("status")
+    for words in (
+        ("diff", run_id, other), ("logs", run_id), ("logs", sweep["sweep_id"]), ("perplexity", run_id, "--tokens", "1 2"),
+    ):  # fmt: skip
+        varied.refuses("set_of_no_ablation", *words, *SET)
+        varied.refuses("scale_of_no_ablation", *words, "--scale", "small", scale="small")

@@ -2,9 +2,9 @@
 
 from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.plans import finished_run, measured_rates, plan_cost, recorded_plan, worker_groups
-from cope_sweep.read.queries.queries import Queries
+from cope_sweep.read.queries.queries import Queries, check_no_values
 
 __all__ = [
-    "AblationFiles", "Queries", "finished_run", "measured_rates", "plan_cost", "recorded_plan",
+    "AblationFiles", "Queries", "check_no_values", "finished_run", "measured_rates", "plan_cost", "recorded_plan",
     "worker_groups",
 ]  # fmt: skip

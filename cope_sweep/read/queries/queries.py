@@ -87,6 +87,7 @@ from cope_sweep.store import (
     SweepPage,
     SweepSummary,
 )
+from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Variant
 from cope_sweep.store.store import MEMORY
@@ -282,7 +283,7 @@ class Queries:
     def _claims(self, question: ListClaims) -> list[ClaimResult]:
         if question.ablation is not None:
             return claim_results([self.results(question.ablation, question.scale, question.set)])
-        _check_no_ablation(question)
+        check_no_values(question.scale, question.set, "add `ablation`")
         return claim_results(self._finished_results())
 
     def _finished_results(self) -> Iterator[Results]:
@@ -378,19 +379,22 @@ class Queries:
             planned = self.load(question.ablation, question.scale, question.set).runs
             query = replace(query, run_ids=tuple(run.run_id for run in planned))
         else:
-            _check_no_ablation(question)
+            check_no_values(question.scale, question.set, "add `ablation`")
         return query
 
     def run_id(self, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
         """The id of the run that a text names; the text itself if it names no run.
 
         The text is an id, at least four of its first digits, or `ABLATION/ROW` for the best finished run of a row at
-        `scale`, with values of `--set`. Raises QueryError, and the errors of `best_of_row`.
+        `scale`, with values of `--set`. Raises the errors of `best_of_row`, and QueryError for values beside an id.
         """
         match = ROW_OF_ABLATION.fullmatch(text)
         if self._files is not None and match is not None:
             return self.best_of_row(match["ablation"], match["row"], scale, sets)
-        return runs.full_id(self.store, text)
+        run_id = runs.full_id(self.store, text)
+        if RUN_ID.fullmatch(run_id):
+            check_no_values(scale, sets)
+        return run_id
 
     def best_of_row(self, ablation: str, row: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
         """The id of the row's finished run with the best value of the ablation's primary metric.
@@ -402,7 +406,15 @@ class Queries:
 
     @_answer.register
     def _diff(self, question: GetDiff) -> RunsDiff:
-        return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
+        sides = (question.left, question.right)
+        are_rows = [ROW_OF_ABLATION.fullmatch(side) is not None for side in sides]
+        if not any(are_rows):
+            check_no_values(question.scale, question.set)
+        left, right = (
+            self.run_id(side, question.scale, question.set) if is_row else self.run_id(side)
+            for side, is_row in zip(sides, are_rows, strict=True)
+        )
+        return store_difference(self.store, left, right)
 
     @_answer.register
     def _run(self, question: GetRun) -> RunDetail:
@@ -586,17 +598,15 @@ class Queries:
         return SweepDetail(**fields, **more, members=members)
 
 
-def _check_no_ablation(question: RunFilter | ListClaims) -> None:
-    """Raise QueryError for the scale, or values, of an ablation that the question does not name."""
-    if question.scale is not None:
+def check_no_values(scale: str | None, sets: Sequence[str], hint: str = "leave it out beside an id") -> None:
+    """Raise QueryError for the scale, or values of `--set`, of an ablation that a question does not name."""
+    if scale is not None:
         raise QueryError(
-            f"scale: {question.scale!r} is the scale of an ablation; add `ablation`",
-            code="scale_of_no_ablation",
-            scale=question.scale,
+            f"scale: {scale!r} is the scale of an ablation; {hint}", code="scale_of_no_ablation", scale=scale
         )
-    if question.set:
+    if sets:
         raise QueryError(
-            "set: these are values of an ablation; add `ablation`", code="set_of_no_ablation", set=list(question.set)
+            f"set: {', '.join(sets)} is for an ablation; {hint}", code="set_of_no_ablation", set=list(sets)
         )
 
 

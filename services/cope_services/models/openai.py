@@ -1,6 +1,7 @@
 """The part of the OpenAI protocol that scores and completes prompts, for clients such as lm-evaluation-harness.
 
-/v1/completions                   the body names the model: a run id, or ablation/row for the row's best finished run
+/v1/completions                   the body names the model: a run id, or ablation/row for the row's best finished run,
+                                  with the values of ?scale= and ?set=
 /openai/{run_id}/v1/completions   the path names the model, for clients that cannot do it in every body
 """
 
@@ -24,9 +25,11 @@ from cope_services.http.settings import Settings
 from cope_services.http.work import limited
 from cope_services.models.perplexity import best_run_id
 from cope_services.models.predictors import Predictors
+from cope_sweep.api.question import Scale, Sets
 from cope_sweep.api.requests import BestOfRow, Body, TokenIdList, Unicode, UnicodeText
 from cope_sweep.api.runs import GetRun, ListRuns
 from cope_sweep.errors import TokensError
+from cope_sweep.read.queries import check_no_values
 from cope_sweep.store import RunRecord
 
 if TYPE_CHECKING:
@@ -375,7 +378,23 @@ async def _path_run(request: Request) -> str | None:
 
 PathRun = Annotated[str | None, Depends(_path_run)]
 """The run id in the path; None if it has none."""
-ModelParameter = Annotated[str | None, Query(max_length=701, description="A run id, or `ablation/row`.")]
+
+
+class Variant(BaseModel):
+    """Parameters of the query that belong to a model `ablation/row`."""
+
+    scale: Scale = None
+    set: Sets = []
+
+
+class ModelQuery(Variant):
+    """Parameters of the query of routes where it may name the model."""
+
+    model: Annotated[str | None, Field(max_length=701, description="A run id, or `ablation/row`.")] = None
+
+
+VariantQuery = Annotated[Variant, Query()]
+ModelInQuery = Annotated[ModelQuery, Query()]
 
 
 @models.get("/v1/models", response_model_exclude_none=True, responses=OPENAI_ERRORS)
@@ -404,12 +423,12 @@ def _model(run: RunRecord) -> Model:
 
 @router.post("/v1/completions", dependencies=[RequireJson], responses=OPENAI_ERRORS, response_model=Completion)
 async def create_completion(
-    body: CompletionRequest, components: ComponentsDep, request: Request, run: PathRun
+    body: CompletionRequest, components: ComponentsDep, request: Request, run: PathRun, variant: VariantQuery
 ) -> Response:
     """Continue and score prompts."""
 
     async def answer() -> str:
-        predictor = await _predictor(_model_name(run, body.model), components)
+        predictor = await _predictor(_model_name(run, body.model), variant, components)
         completion = await complete_prompts(components.predictors, predictor, body)
         return await components.predictors.batcher.prepare(completion.model_dump_json)
 
@@ -417,9 +436,9 @@ async def create_completion(
 
 
 @router.get("/tokenizer_info", responses=OPENAI_ERRORS)
-async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: ModelParameter = None) -> TokenizerInfo:
+async def get_tokenizer_info(components: ComponentsDep, run: PathRun, query: ModelInQuery) -> TokenizerInfo:
     """The special tokens of a model."""
-    predictor = await _predictor(_model_name(run, model), components)
+    predictor = await _predictor(_model_name(run, query.model), query, components)
     end = predictor.vocabulary.end_of_text
     label = None if end is None else predictor.vocabulary.label(end)
     return TokenizerInfo(
@@ -434,11 +453,9 @@ async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: Mod
 
 
 @router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
-async def tokenize(
-    body: TokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
-) -> Tokens:
+async def tokenize(body: TokenizeRequest, components: ComponentsDep, run: PathRun, query: ModelInQuery) -> Tokens:
     """The token ids of a text. The label of the end-of-text token alone becomes that token."""
-    predictor = await _predictor(_model_name(run, body.model or model), components)
+    predictor = await _predictor(_model_name(run, body.model or query.model), query, components)
     vocabulary = predictor.vocabulary
     end = vocabulary.end_of_text
     if end is not None and body.prompt == vocabulary.label(end):
@@ -450,12 +467,12 @@ async def tokenize(
 
 @router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def detokenize(
-    body: DetokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
+    body: DetokenizeRequest, components: ComponentsDep, run: PathRun, query: ModelInQuery
 ) -> Detokenized:
     """The text of token ids."""
     from cope_sweep.inference import decode, validate_token_ids
 
-    predictor = await _predictor(_model_name(run, body.model or model), components)
+    predictor = await _predictor(_model_name(run, body.model or query.model), query, components)
 
     def text() -> str:
         return decode(predictor.vocabulary, validate_token_ids(body.tokens, predictor.vocabulary_size))
@@ -481,11 +498,13 @@ def _model_name(in_path: str | None, in_body: str | None) -> str:
     return name
 
 
-async def _predictor(name: str, components: Components) -> Predictor:
-    """The model of a run, or of a row's best finished run (`ablation/row`)."""
+async def _predictor(name: str, variant: Variant, components: Components) -> Predictor:
+    """The model of a run, or of a row's best finished run (`ablation/row`), with the values of the variant."""
     ablation, is_row, row = name.partition("/")
     if is_row:
-        best = BestOfRow.model_construct(ablation=ablation, row=row)
-        run_id = await components.predictors.look_up(name, partial(best_run_id, components.queries, best))
+        best = BestOfRow.model_construct(ablation=ablation, row=row, scale=variant.scale, set=variant.set)
+        key = (name, variant.scale, tuple(variant.set))
+        run_id = await components.predictors.look_up(key, partial(best_run_id, components.queries, best))
         return await components.predictor(run_id)
+    check_no_values(variant.scale, variant.set)
     return await components.predictor(name)

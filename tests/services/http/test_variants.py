@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cope_sweep.client import Client
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from tests.helpers.finished_runs import finish
 from tests.helpers.sample_store import API, SampleStore, serving
@@ -92,3 +93,20 @@ def test_a_client_names_no_path(
 def test_a_folder_of_results_has_no_other_values(client: httpx.Client, varied: tuple[SampleStore, Plan]) -> None:
     answer = client.get(f"{API}/ablations/{varied[1].name}/table", params={"set": SETS, "committed": True})
     assert (answer.status_code, answer.json()["code"]) == (422, "conflicting_options")
+
+
+def test_differences_of_rows(client: httpx.Client, varied: tuple[SampleStore, Plan]) -> None:
+    _, plan = varied
+    first, second = (f"{plan.name}/{row.name}" for row in plan.rows[:2])
+    ids = [{run.run_id for run in row.runs} for row in plan.rows[:2]]
+    answer = client.get(f"{API}/diff", params={"left": first, "right": second, "set": SETS})
+    assert answer.status_code == 200
+    assert answer.json()["left"] in ids[0]
+    assert answer.json()["right"] in ids[1]
+    with Client(str(client.base_url)) as own:
+        assert own.diff(first, second, set=SETS).model_dump(mode="json") == answer.json()
+    refused = client.get(
+        f"{API}/diff", params={"left": answer.json()["left"], "right": answer.json()["right"], "set": SETS}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (422, "set_of_no_ablation")
+    assert client.get(f"{API}/diff", params={"left": first, "right": second, "set": "trian.steps=5"}).status_code == 422

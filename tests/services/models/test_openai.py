@@ -246,3 +246,32 @@ def test_a_path_and_a_request_that_name_different_models(prose_client: httpx.Cli
     path = f"/openai/{prose.cope[0]}/v1/completions"
     assert ask(prose_client, path, {"model": prose.cope[1], "prompt": [1]}, 400)["code"] == "two_models"
     assert len(ask(prose_client, path, {"model": prose.cope[0], "prompt": [1]})["choices"]) == 1
+
+
+def test_values_choose_the_model_of_a_row(prose_client: httpx.Client, prose: ProseStore) -> None:
+    body = {"model": "prose/CoPE", "prompt": "the"}
+    for number, run_id in enumerate(prose.cope):
+        query = f"?set=seeds=[{number}]"
+        assert ask(prose_client, f"/v1/completions{query}", body | {"max_tokens": 1})["model"] == run_id
+        info = prose_client.get(f"/tokenizer_info{query}&model=prose/CoPE")
+        assert info.json()["model"] == run_id
+        for path, own in (("/tokenize", {"prompt": "the"}), ("/detokenize", {"tokens": [1]})):
+            assert ask(prose_client, path + query, {"model": "prose/CoPE"} | own)
+            assert ask(prose_client, f"{path}{query}&model=prose/CoPE", own)
+    assert ask(prose_client, "/v1/completions?set=sedes=[1]", body, 400)["code"] == "unknown_key"
+    assert ask(prose_client, "/v1/completions?scale=small", body, 400)["code"] == "unknown_scale"
+    by_id = {"model": prose.cope[0], "prompt": [1]}
+    assert ask(prose_client, "/v1/completions?set=seeds=[0]", by_id, 400)["code"] == "set_of_no_ablation"
+    in_path = f"/openai/{prose.cope[0]}/v1/completions?scale=small"
+    assert ask(prose_client, in_path, {"prompt": [1]}, 400)["code"] == "scale_of_no_ablation"
+
+
+def test_the_parameters_of_the_query_are_documented(prose_client: httpx.Client) -> None:
+    paths = prose_client.get("/openapi.json").json()["paths"]
+    for path, method, names in (
+        ("/v1/completions", "post", {"scale", "set"}),
+        ("/tokenizer_info", "get", {"scale", "set", "model"}),
+        ("/openai/{run_id}/tokenize", "post", {"scale", "set", "model", "run_id"}),
+    ):
+        parameters = paths[path][method]["parameters"]
+        assert {each["name"] for each in parameters if each["in"] != "header"} == names
