@@ -92,7 +92,7 @@ def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
 
 def selects_nothing(question: GetFigure) -> bool:
     """Whether a question leaves all options about the content of the figure at their defaults."""
-    other_fields = {"name", "figure", "scale", "format", "size"}
+    other_fields = {"name", "figure", "scale", "set", "format", "size"}
     return not question.model_dump(exclude_defaults=True, exclude=other_fields)
 
 

@@ -19,8 +19,8 @@ tokens of a title are unmarked.
 first half of the sequences is chosen, and measured on the second half.
 
 **Controls.** The best of several heads is above ½ by chance, and training makes heads respond to all kinds of tokens.
-So a mark says something only if its AUC is larger than what the same model has for tokens about which nobody claims
-anything. A control is the whole procedure again: the choice of a head on the first half, and its AUC on the second.
+So a mark says something only if its AUC is larger than what the same model has for tokens that the claim does not name.
+A control is the whole procedure again: the choice of a head on the first half, and its AUC on the second.
 
     other token types   The tokens of one id are marked. Ids: those with at least LEAST_MARKED tokens in each half (the
                         standard error of an AUC near ½ is then at most 0.06, √(1 / 12n)), of which no token is marked
@@ -262,7 +262,7 @@ def halves(predictor: Predictor, split: str | None) -> tuple[list[list[int]], li
 
 @dataclass(frozen=True)
 class Control:
-    """The AUC for tokens about which the figure claims nothing: see the module's docstring."""
+    """The AUC for tokens that the claim does not name: see the module's docstring."""
 
     kind: str
     """`tables.controls.TYPES` or `tables.controls.SHIFTED`."""

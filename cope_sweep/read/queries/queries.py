@@ -509,7 +509,8 @@ class Queries:
         """
         results = self.results(question.name, question.scale, question.set)
         file_format = question.format or "svg"
-        if file_format == "svg" and selects_nothing(question) and question.size is style is None:
+        is_plain = selects_nothing(question) and not question.set and question.size is style is None
+        if file_format == "svg" and is_plain:
             # A folder of results has no checkpoints, so its maps can only be shown as they were drawn.
             kept = results.store.kept(results.plan)
             if kept and (saved_figure := kept.picture(question.figure)):

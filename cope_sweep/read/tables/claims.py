@@ -101,7 +101,7 @@ Q_NOTE = (
 UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
 HEADS_NOTE = (
     "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences. Its "
-    "controls are the same measure, with its own choice of a head, for tokens about which nobody claims anything; the "
+    "controls are the same measure, with its own choice of a head, for tokens that the claim does not name; the "
     "percentile is its place among them (50: a token like any other), and p is the exact test of its ranks over seeds. "
     f"Shown: p ≤ {SIGNIFICANT_P:g}, above the controls, with an AUC above {MARKS_FROM:g} (95 % interval over seeds). "
     "Shown in part: p and rank are, and the AUC is lower. Not testable: too few seeds or controls."
@@ -304,7 +304,8 @@ def _our_heads(judged: Judgement, heads: pd.DataFrame) -> str:
         summary = summarise(value for values in controls.auc_by_seed.values() for value in values)
         place = summarise(controls.percentile_by_seed.values())
         parts.append(f"{controls.number} {controls.kind} {_auc_text(summary)}, percentile {fixed(place.mean, 0)}")
-    parts.append(f"untrained {_auc_text(summarise(heads.loc[heads['initial_chosen'], 'initial_auc']))}")
+    of_seeds = heads[heads["seed"].isin(judged.seeds)]
+    parts.append(f"untrained {_auc_text(summarise(of_seeds.loc[of_seeds['initial_chosen'], 'initial_auc']))}")
     measured, seeds = judged.auc.n, int(heads.loc[heads["chosen"], "seed"].nunique())
     if measured < seeds:
         parts.append(f"{measured} of {seeds} seeds have controls")

@@ -57,6 +57,11 @@ def test_declared_figures_come_first(plan):
     assert [each.name for each in found[3:]] == ["summary", "curves", "heatmap"]
 
 
+def test_a_declared_figure_is_drawn_whatever_is_set(plan, filled):
+    """`set` says which runs there are, not what a figure shows: `--kind curves-2 --set seeds=[60]`."""
+    assert draw(plan, filled, "curves-2", "csv", set=["seeds=[0]"]) == draw(plan, filled, "curves-2", "csv")
+
+
 def test_every_figure_is_drawn(plan, filled):
     text = draw(plan, filled, "values", "csv").decode()
     assert [line.split(",")[3] for line in text.splitlines()[1:]] == ["1.0", "2.0", "3.0"]

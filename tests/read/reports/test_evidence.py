@@ -55,6 +55,11 @@ def test_a_figure_measures_the_heads_of_its_own_row(store, monkeypatch):
     }  # fmt: skip
     pairs = report.heads.groupby("figure")["without"].max()
     assert pairs["maps-1"] != pairs["maps-2"], "sequences of different splits"
+    chosen = report.heads[report.heads["chosen"] & (report.heads["figure"] == "maps-1")].iloc[0]
+    texts = " ".join(svg_texts(report.figures[0].svg()))
+    assert f"Layer {chosen['layer']} · head {chosen['head']}" in texts
+    assert f"Seed 0: AUC {chosen['auc']:.2f} for data" in texts, "the measure of the claim, not means of these tokens"
+    assert "mean gate" not in texts
     assert report.missing == ()
 
 

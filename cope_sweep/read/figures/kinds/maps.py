@@ -136,7 +136,7 @@ class Maps(FigureKind):
         if chosen is None:
             return self.of_tokens(predictor, self._sequence(predictor))
         data = self.of_head(chosen.head).of_tokens(predictor, self._sequence(predictor))
-        return replace(data, captions={chosen.head: chosen.caption(self.mark or "")})
+        return replace(data, captions={chosen.head: f"Seed {predictor.run.seed}: {chosen.caption(self.mark or '')}"})
 
     def _sequence(self, predictor: Predictor) -> list[int]:
         """The tokens of the sequence with this index; by default the first with a marked token, or the first."""
