@@ -342,13 +342,13 @@ class ChosenHead:
     controls: Sequence[Control]
 
     def caption(self, mark: str) -> str:
-        """How well it marks, for a caption: `AUC 0.88 for newline: above 74 % of 137 other token types`."""
-        above = []
+        """How well it marks, for a caption: `AUC 0.88 for newline, percentile 74 among 137 other token types`."""
+        places = []
         for kind in dict.fromkeys(control.kind for control in self.controls):
             values = [control.auc for control in self.controls if control.kind == kind]
-            share = fixed(percentile(self.measure.auc, values), 0)
-            above.append(f"{share} % of {len(values)} {kind}")
-        return f"AUC {fixed(self.measure.auc, 2)} for {mark}" + (f": above {' and '.join(above)}" if above else "")
+            places.append(f"{fixed(percentile(self.measure.auc, values), 0)} among {len(values)} {kind}")
+        auc = f"AUC {fixed(self.measure.auc, 2)} for {mark}"
+        return f"{auc}, percentile {' and '.join(places)}" if places else auc
 
 
 def chosen_head(predictor: Predictor, figure: MarkedMaps) -> ChosenHead | None:

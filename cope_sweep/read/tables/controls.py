@@ -10,8 +10,9 @@ whose sum of ranks is at least that of the mark, or at most, whichever is smalle
 This is the exact test of the hypothesis that the mark is one like any of the controls (a permutation of the marks).
 It does not need seeds to be independent, as a combination of one p per seed does: seeds share their texts, and a token
 that all seeds mark well is no news if many others are like it. (In `gates.small`, Fisher's combination of one p per
-seed is at most 0.05 for 9 of the 94 controls of line breaks, twice as many as it should be.) With fewer than LEAST_CONTROLS controls p cannot be
-0.05. Where there are controls of two kinds, both have to agree, and the larger p counts. The claim is
+seed is at most 0.05 for 9 of the 94 controls of line breaks, twice as many as it should be.) With fewer than
+LEAST_CONTROLS controls p cannot be 0.05. Where there are controls of two kinds, both have to agree, and the larger p
+counts. The claim is
 
     shown           if p is at most 0.05, the mark ranks above its controls, and its AUC is above MARKS_FROM (by the
                     95 % interval over seeds, Student's): heads tell these tokens from all others
