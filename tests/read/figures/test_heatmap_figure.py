@@ -123,7 +123,7 @@ def test_the_drawing_has_every_number_and_says_what_grey_is(figure):
     assert {"2/2", "0/2", "40.0", "10.0", "2.2", "dim 8", "dim 16", "as", "trained", "Encodings"} <= set(texts)
     below = " ".join(texts)
     assert "Mean of 2 seeds, coloured from best (blue) to worst (red) of each column." in below
-    assert "k/n (as trained): seeds that have learned the task, with at most 1 %. Grey: most seeds have not." in below
+    assert "k/n (as trained): seeds that have learned the task, with at most 1 %. Grey: most seeds have not;" in below
     assert "Two seeds." in below
     shown = figure.render("svg").decode()
     assert shown.count("fill: #d4d7db") == 1

@@ -240,6 +240,21 @@ def test_the_summary_draws_seeds_and_their_median(store):
     assert len(set(heights)) > 3, "equal seeds stand apart"
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_summary_joins_the_runs_of_a_seed_if_they_are_paired(paired, store):
+    """The differences that the test is about; the means of rows hide them."""
+    plan = plan_of(metrics=[{"name": "dense/loss"}], seeds=[0, 1, 2], paired=paired)
+    for place, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"dense/loss": 5.0 + run.seed + 0.1 * place})
+    drawing = made("summary", plan, store).draw()
+    joined = [line.get_xdata().tolist() for line in drawing.axes[0].get_lines() if line.get_linestyle() == "-"]
+    expected = [[5.0 + seed + 0.1 * place for place in range(len(plan.rows))] for seed in range(3)]
+    found = [xs for xs in joined if len(xs) == len(plan.rows)]
+    assert found == ([pytest.approx(xs) for xs in expected] if paired else [])
+    assert ("the same seed" in [text.get_text() for text in drawing.legends[0].get_texts()]) is paired
+
+
 def test_series_with_the_same_places_stand_side_by_side_with_dots_for_seeds(store):
     plan = plan_of(grid={"model.dim": [8, 16, 32], "model.position": {"CoPE": ["cope"], "none": []}}, seeds=[0, 1, 2])
     for run in plan.runs:

@@ -348,7 +348,7 @@ class HeatmapData(FigureData):
                 name = titles[0] if titles else rule.label
                 parts.append(f"k/n ({name}): seeds that have learned the task, with {least} {text}.")
             if data["grey"].any():
-                parts.append("Grey: most seeds have not.")
+                parts.append("Grey: most seeds have not; these cells count in the mean rank, too.")
         return " ".join(parts)
 
 

@@ -45,7 +45,8 @@ MEASURED, PUBLISHED = 0, 1
 class Summary(FigureKind):
     """Final metrics of every row, by default those by which the table compares rows: a dot for each seed.
 
-    A mark shows their median: the mean of errors that are either near 0 or large is where no seed is.
+    A mark shows their median: the mean of errors that are either near 0 or large is where no seed is. If the ablation
+    is `paired`, a line joins the runs of each seed, whose differences are tested.
 
     Lines show the error of the most frequent answer and the smallest error of the task's other rules (`tables.rules`),
     if it has any. Panels of percentages of the same quantity share an axis.
@@ -76,7 +77,7 @@ class Summary(FigureKind):
         points = [Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
         return SummaryData(
             frame=_with_rules(result_frame(runs, points, COLUMNS), plan), runs=runs, titles=titles,
-            labels=short_labels(plan, plan.rows), log=question.log,
+            labels=short_labels(plan, plan.rows), log=question.log, paired=plan.ablation.content.paired,
         )  # fmt: skip
 
 
@@ -123,6 +124,8 @@ class SummaryData(FigureData):
     labels: Mapping[str, str]
     """Row → its label."""
     log: bool | None
+    paired: bool
+    """Whether runs of the same seed are compared in pairs."""
 
     def draw(self, title: str, size: Size | None) -> Drawing:
         from cope_sweep.read.figures import canvas
@@ -144,10 +147,12 @@ class SummaryData(FigureData):
         texts = [canvas.shortened(self.labels[row], 60) + ("" if has_one_count else f"  {counts[row]}") for row in rows]
         for index, (panel, metric) in enumerate(zip(axes, self.titles, strict=True)):
             points = data[data["metric"] == metric.name]
-            seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", metric.name]]
+            seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", "seed", metric.name]]
             far_row = canvas.flattening({row: _values_of_row(points, seeds, row) for row in rows}, metric)
             far_points = points[points["row"] == far_row]
             points, seeds = points[points["row"] != far_row], seeds[seeds["row"] != far_row]
+            if self.paired:
+                _draw_pairs(panel, seeds, rows, metric.name)
             _draw_rows(panel, points, seeds, rows, metric.name)
             rule_lines |= _draw_rules(panel, points, rows)
             on_axis = [metric]
@@ -174,11 +179,14 @@ class SummaryData(FigureData):
         note = "single seeds"
         if (data["n"] > 1).any():
             note = f"{counts[rows[0]].removeprefix('n = ')} seeds" if has_one_count else ""
-        handles = [axes[0].plot([], [], "o", color=canvas.colour(MEASURED), **SEED_STYLE)[0]]
+        handles: list[Any] = [axes[0].plot([], [], "o", color=canvas.colour(MEASURED), **SEED_STYLE)[0]]
         names = ["seed"]
         if (data["n"] > 1).any():
             handles.append(axes[0].plot([], [], "|", color=canvas.colour(MEASURED), **MEDIAN_STYLE)[0])
             names.append("median")
+        if self.paired:
+            handles.append(canvas.background(axes[0], [], []))
+            names.append("the same seed")
         if data["published"].notna().any():
             handles.append(axes[0].plot([], [], "D", color=canvas.colour(PUBLISHED), markerfacecolor="none")[0])
             names.append("published ± std" if data["published_std"].notna().any() else "published")
@@ -186,6 +194,15 @@ class SummaryData(FigureData):
         names += [RULES[name][0] for name in rule_lines]
         canvas.legend(drawing, handles, names, title=note)
         return drawing
+
+
+def _draw_pairs(panel: Axes, seeds: pd.DataFrame, rows: Sequence[str], metric: str) -> None:
+    """Draw a line through the runs of each seed."""
+    from cope_sweep.read.figures import canvas
+
+    for _, of_seed in seeds.groupby("seed"):
+        in_order = of_seed.assign(y=of_seed["row"].map(rows.index)).sort_values("y")
+        canvas.background(panel, in_order[metric], in_order["y"])
 
 
 def _draw_rows(panel: Axes, lines: pd.DataFrame, seeds: pd.DataFrame, rows: Sequence[str], metric: str) -> None:
@@ -219,4 +236,4 @@ def _draw_rows(panel: Axes, lines: pd.DataFrame, seeds: pd.DataFrame, rows: Sequ
 def _values_of_row(points: pd.DataFrame, seeds: pd.DataFrame, row: str) -> list[float]:
     """All values of a row that are drawn."""
     lines = points.loc[points["row"] == row, ["median", "low", "high", "published"]]
-    return [*lines.to_numpy().ravel(), *seeds.loc[seeds["row"] == row].iloc[:, 1]]
+    return [*lines.to_numpy().ravel(), *seeds.loc[seeds["row"] == row].iloc[:, -1]]
