@@ -1,20 +1,43 @@
-// What the heads of a CoPE model count: gates and positions over the text.
+// What the heads of a model do with a text: gates and positions where an encoding counts, attention where none does.
 
 import { at, post } from "../api.js";
 import { empty, h, replace, section, select, segmented } from "../dom.js";
 import { fixed } from "../format.js";
 
 const VIEWS = [["gates", "Gates"], ["positions", "Positions"]];
+const ATTENTION = [["attention", "Attention"]];
 const LEVELS = 9;
 
 /** A level 0 … 8 for a gate 0 … 1. */
 const level = (gate) => Math.min(Math.floor(gate * LEVELS), LEVELS - 1);
 
-/** The layers, heads and encodings with gates. */
-const counting = (answer) =>
-  answer.heads.flatMap(({ layer, head, encodings }) =>
-    encodings.filter((each) => each.gates).map((each) => ({ layer, head, ...each })),
+/** Whether a run has an encoding that counts with gates. */
+export const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
+
+/** The layers and heads, with the encodings that have gates; where none has, with their attention. */
+const shownHeads = (answer) =>
+  answer.heads.flatMap(({ layer, head, encodings, attention }) =>
+    attention
+      ? [{ layer, head, kind: "attention", marks: {}, attention }]
+      : encodings.filter((each) => each.gates).map((each) => ({ layer, head, ...each })),
   );
+
+/** What colours the keys of a query, from 0 to 1, the number below each, and both in words. */
+function keysOf({ gates, positions, attention }, query) {
+  if (gates) {
+    return gates[query].map((gate, i) => ({
+      shade: gate,
+      text: fixed(positions[query][i], positions[query][i] < 9.95 ? 1 : 0),
+      words: `gate ${fixed(gate, 2)}, position ${fixed(positions[query][i], 1)}`,
+    }));
+  }
+  const most = Math.max(...attention[query], 1e-9);
+  return attention[query].map((weight) => ({
+    shade: weight / most,
+    text: weight < 0.005 ? "" : `${fixed(100 * weight, 0)}`,
+    words: `attention ${fixed(100 * weight, 1)} %`,
+  }));
+}
 
 /** The marked tokens that the gates of a head separate best, as text. */
 function separation(marks) {
@@ -26,9 +49,10 @@ function separation(marks) {
   return `${name}: gate ${fixed(mark.on, 2)} on, ${fixed(mark.off, 2)} off, AUC ${fixed(mark.auc, 2)}`;
 }
 
-/** One head at one query: each key with its gate as colour, and its position below. */
+/** One head at one query: each key with its gate as colour and its position below, or its share of the attention. */
 function strip(head, labels, query, onpick) {
-  const [gates, positions] = [head.gates[query], head.positions[query]];
+  const keys = keysOf(head, query);
+  const what = head.gates ? "gates and positions" : "attention";
   return h("div", { class: "strip" },
     h("h4", {},
       `Layer ${head.layer}, head ${head.head}`,
@@ -38,22 +62,19 @@ function strip(head, labels, query, onpick) {
         class: "keys",
         tabindex: 0,
         role: "group",
-        "aria-label": `Layer ${head.layer}, head ${head.head}: gates and positions of ${query + 1} tokens`,
+        "aria-label": `Layer ${head.layer}, head ${head.head}: ${what} of ${query + 1} tokens`,
       },
       labels.map((label, i) =>
         h("button", {
             type: "button",
             tabindex: -1,
-            class: i > query ? "key later" : `key g${level(gates[i])}${i === query ? " query" : ""}`,
-            "aria-label":
-              i > query
-                ? `${label.trim()}, after the query`
-                : `${label.trim()}: gate ${fixed(gates[i], 2)}, position ${fixed(positions[i], 1)}`,
-            title: i > query ? "after the query" : `token ${i}: gate ${fixed(gates[i], 3)}, position ${fixed(positions[i], 2)}`,
+            class: i > query ? "key later" : `key g${level(keys[i].shade)}${i === query ? " query" : ""}`,
+            "aria-label": `${label.trim()}${i > query ? ", after the query" : `: ${keys[i].words}`}`,
+            title: i > query ? "after the query" : `token ${i}: ${keys[i].words}`,
             onclick: () => onpick(i),
           },
           h("span", {}, label.trim() || "␣"),
-          h("small", {}, i > query ? "" : fixed(positions[i], positions[i] < 9.95 ? 1 : 0)),
+          h("small", {}, i > query ? "" : keys[i].text),
         ),
       ),
     ),
@@ -70,7 +91,7 @@ function matrix(head, which, query) {
     role: "img",
     "aria-label": `${which} of layer ${head.layer}, head ${head.head}, by query (rows) and key (columns)`,
   });
-  const most = which === "gates" ? 1 : Math.max(1e-9, ...rows.map((row) => row[0]));
+  const most = which === "positions" ? Math.max(1e-9, ...rows.map((row) => row[0])) : 1;
   const context = canvas.getContext("2d");
   const image = context.createImageData(size, size);
   rows.forEach((row, i) =>
@@ -84,7 +105,7 @@ function matrix(head, which, query) {
     canvas,
     h("figcaption", {},
       `Layer ${head.layer}, head ${head.head}`,
-      h("small", {}, which === "gates" ? "0 … 1" : `0 … ${fixed(most, 1)}`),
+      h("small", {}, which === "positions" ? `0 … ${fixed(most, 1)}` : "0 … 1"),
     ),
   );
 }
@@ -92,17 +113,19 @@ function matrix(head, which, query) {
 /** From nearly transparent to strong blue; the row of the query is orange. */
 const ramp = (shade, marked) => (marked ? [214, 110, 20, 60 + 195 * shade] : [47, 91, 208, 18 + 237 * shade]);
 
-function legend() {
-  return h("div", { class: "scale", role: "img", "aria-label": "Colours of gates from 0, not counted, to 1, counted" },
-    h("span", {}, "gate 0, not counted"),
+function legend(run) {
+  const [least, most] = hasGates(run) ? ["gate 0, not counted", "gate 1, counted"] : ["no attention", "the most attention"];
+  return h("div", { class: "scale", role: "img", "aria-label": `Colours from ${least}, to ${most}` },
+    h("span", {}, least),
     h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `g${i}` }))),
-    h("span", {}, "gate 1, counted"),
+    h("span", {}, most),
   );
 }
 
 const EXPLANATION =
   "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up " +
-  "to the query. Select a token, or move the slider, to count from there.";
+  "to the query. Of an encoding without gates, it is the percentage of the query's attention. Select a token, or move the " +
+  "slider, to look from there.";
 
 /** Whether the answer to a probe of all layers would be too large. */
 const isTooLarge = (error) => error.status === 413;
@@ -121,7 +144,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     const { run, layer } = state;
     const key = `${run.run_id} ${layer}`;
     if (!answers.has(key)) {
-      const body = { tokens: tokens.get(run.run_id), matrices: ["gates", "positions"] };
+      const body = { tokens: tokens.get(run.run_id), matrices: hasGates(run) ? ["gates", "positions"] : ["attention"] };
       if (layer !== null) body.layers = [layer];
       answers.set(key, await post(at(["runs", run.run_id, "probe"]), body, { signal }));
     }
@@ -140,8 +163,10 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     const last = labels.length - 1;
     state.query = Math.min(state.query ?? last, last);
     replace(strips, found.map((head) => strip(head, labels, state.query, pick)));
+    const views = hasGates(state.run) ? VIEWS : ATTENTION;
+    if (!views.some(([which]) => which === state.which)) [[state.which]] = views;
     replace(matrices, found.map((head) => matrix(head, state.which, state.query)));
-    replace(kinds, h("h3", {}, "All queries"), segmented("Matrix", VIEWS, state.which, (which) => {
+    replace(kinds, h("h3", {}, "All queries"), segmented("Matrix", views, state.which, (which) => {
       state.which = which;
       drawHeads(found, labels);
     }));
@@ -164,7 +189,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
       runs.length > 1 ? select("checkpoint", names, state.run.run_id, chooseRun) : h("b", {}, nameOf(state.run)),
       state.layer !== null && select("layer", layers, String(state.layer), (layer) => load({ layer: +layer })),
       h("label", { class: "field" }, h("span", {}, "query"), slider, h("output")),
-      legend(),
+      legend(state.run),
     );
     pick(state.query);
   }
@@ -173,10 +198,10 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     Object.assign(state, changes);
     try {
       const answer = await ask();
-      const found = counting(answer);
+      const found = shownHeads(answer);
       const pick = drawHeads(found, answer.labels);
       drawControls(answer.labels, pick);
-      if (!found.length) replace(strips, empty("No head here has gates."));
+      if (!found.length) replace(strips, empty("No head here has gates or attention to show."));
     } catch (error) {
       if (signal.aborted) return;
       if (isTooLarge(error) && state.layer === null) await load({ layer: 0 });
@@ -186,6 +211,6 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
 
   replace(strips, empty("Computing …"));
   const explanation = h("p", { class: "prose" }, EXPLANATION);
-  replace(container, section("What each head counts", { id: "heads" }, explanation, controls, strips, kinds, matrices));
+  replace(container, section("What each head counts, or attends to", { id: "heads" }, explanation, controls, strips, kinds, matrices));
   await load({});
 }

@@ -6,11 +6,8 @@ import { EXAMPLES } from "../examples.js";
 import { fixed, number } from "../format.js";
 import { change, current, link } from "../route.js";
 import { choiceFields, loadChoice, NONE } from "./checkpoint_choice.js";
-import { heads } from "./heads.js";
+import { hasGates, heads } from "./heads.js";
 import { legend, surprise } from "./surprise.js";
-
-/** Whether a run has an encoding that counts with gates. */
-const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
 
 /** A text that a run's task can read; null if there is no example. */
 const exampleOf = (run) => EXAMPLES[run?.spec?.task.kind] ?? run?.example ?? null;
@@ -69,7 +66,7 @@ export function playground(root) {
         h("label", { for: "text" }, "Text"),
         area,
         h("p", { id: "text-help", class: "note" },
-          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers. “Insert an example” shows a text of the chosen checkpoint's task.",
+          marked("A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
         ),
         h("div", { class: "actions" },
           h("button", { type: "submit", class: "primary" }, "Measure"),
@@ -94,9 +91,10 @@ export function playground(root) {
       ),
       place,
     );
-    const counting = answers.map((answer) => runs.get(answer.run_id)).filter(hasGates);
     const tokens = new Map(answers.map((answer) => [answer.run_id, answer.sequences[0].input_ids]));
-    if (counting.length) heads(place, { tokens, runs: counting, nameOf, signal });
+    const asked = answers.map((answer) => runs.get(answer.run_id)).filter(Boolean);
+    // Runs that count come first: what gates do is what other tools do not show.
+    if (asked.length) heads(place, { tokens, runs: [...asked.filter(hasGates), ...asked.filter((run) => !hasGates(run))], nameOf, signal });
   }
 
   /** Measure what the address asks for; `again` also if it is what was measured last. */
@@ -155,6 +153,11 @@ export function playground(root) {
       if ((!area.value || area.value === inserted) && chosen.length) {
         inserted = exampleOf(runs.get(chosen[0])) ?? "";
         area.value = inserted;
+      }
+      // It opens measured: with an example, until somebody has chosen something.
+      if (inserted && area.value === inserted && !params.has("text") && !params.has("ask") && chosen.length) {
+        change({ text: inserted, ask: true }, { replace: true });
+        return;
       }
       ask(false); // reports its own errors
     },
