@@ -12,6 +12,8 @@ from pathlib import Path
 from mlflow.db import upgrade
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
@@ -27,6 +29,23 @@ REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
 CHECK_REQUEST_S = 3
 """The time that a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
+
+
+_connected: set[str] = set()
+"""The SQLite files that this process has connected to, as SQLite names them."""
+
+
+@event.listens_for(Engine, "connect")  # MLflow gives nobody its engine
+def _write_lazily(connection: object, _: object) -> None:
+    """Have SQLite wait for the disk at checkpoints of the write-ahead log only, not at each of 20 commits for a run.
+
+    A crash of the machine may take the last commits, and leaves the file whole: `sync` sends what is missing.
+    """
+    if not isinstance(connection, sqlite3.Connection):
+        return
+    (_, _, path), *_ = connection.execute("PRAGMA database_list")
+    if path in _connected and connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+        connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def connect(uri: str) -> MlflowClient:
@@ -45,6 +64,7 @@ def connect(uri: str) -> MlflowClient:
     if database is not None:
         check_sqlite(database)
         _prepare(database)
+        _connected.add(str(database.resolve()))
     client = MlflowClient(tracking_uri=_url(database) if database else uri)
     client.search_experiments(max_results=1)  # the client connects on first use
     return client

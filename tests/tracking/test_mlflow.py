@@ -365,3 +365,79 @@ def test_nothing_is_written_into_the_place_from_which_a_store_was_moved(tmp_path
     files = {name.removeprefix("artifacts/") for name in next(iter(before.values()))}
     for folder in (new / "mlartifacts").glob("copying/models/*/artifacts"):
         assert {path.name for path in folder.iterdir()} == files
+
+
+def logger_of(store, uri):
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+    return MLflowLogger(store, uri)
+
+
+def calls_of(logger, monkeypatch, fails=""):
+    """The calls of MLflow's client by their names, in order. The call `fails` raises an error, once."""
+    calls, client = [], logger._client
+
+    def watch(method):
+        own = getattr(client, method)
+
+        def call(*words, **options):
+            calls.append(method)
+            if method == fails and calls.count(method) == 1:
+                raise OSError("the disk is full")
+            return own(*words, **options)
+
+        monkeypatch.setattr(client, method, call)
+
+    for method in ("search_logged_models", "create_logged_model", "log_outputs"):
+        watch(method)
+    return calls
+
+
+def test_models_are_looked_for_only_where_another_process_may_have_made_one(tmp_path, monkeypatch):
+    store, plan = Store(tmp_path / "store", create=True), plan_of()
+    uri = f"sqlite:///{store.root / 'mlflow.db'}"
+    for run in plan.runs[:2]:
+        finish(store, run, METRICS)
+    first, second = (run.run_id for run in plan.runs[:2])
+    logger = logger_of(store, uri)
+    calls = calls_of(logger, monkeypatch, fails="log_outputs")
+    with raises("tracking_failed"):
+        logger.log_run(first)
+    assert "search_logged_models" not in calls
+    assert calls.count("create_logged_model") == 1
+    logger.log_run(first)  # here, or in another process
+    assert calls.count("search_logged_models") == 1
+    assert calls.count("create_logged_model") == 1
+    logger.log_run(second)
+    assert calls.count("search_logged_models") == 1
+    assert calls.count("create_logged_model") == 2
+    assert [len(each.models) for each in runs_of(uri)] == [1, 1]
+
+
+def test_sqlite_waits_for_the_disk_at_checkpoints_only(tmp_path):
+    """With a write-ahead log, at each commit otherwise. Other files of this process stay as they are."""
+    import sqlalchemy
+
+    for name, expected in (("mlflow.db", 1), ("other.db", 2)):
+        path = tmp_path / name
+        if name == "mlflow.db":
+            connect(f"sqlite:///{path}")
+        engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+        with engine.connect() as connection:
+            assert connection.execute(sqlalchemy.text("PRAGMA synchronous")).scalar() == expected
+        engine.dispose()
+
+
+def test_a_checkpoint_is_described_as_mlflow_writes_it(tmp_path):
+    from types import SimpleNamespace
+
+    from mlflow.models import Model
+
+    from cope_sweep.tracking.model import described
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    model = SimpleNamespace(
+        creation_timestamp=1_700_000_000_000, artifact_location="file:///é", source_run_id="a", model_id="m-1"
+    )
+    with described(model, tmp_path) as folder:
+        assert (folder / "MLmodel").read_text() == Model.load(str(folder)).to_yaml()
