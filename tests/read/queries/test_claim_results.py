@@ -24,8 +24,8 @@ def test_figures_of_heads_have_their_claims() -> None:
     assert not results.plan.ablation.content.claims
     claims = claim_results([results])
     assert [(claim.source, claim.verdict) for claim in claims] == [
-        ("Figure 6 (top)", "shown in part"),
-        ("Figure 6 (bottom)", "shown in part"),
+        ("Figure 6 (top)", "not shown"),
+        ("Figure 6 (bottom)", "not shown"),
     ]
     for claim in claims:
         assert (claim.n, claim.difference, claim.size, claim.q, claim.texts.n) == (None, None, None, None, "–")
