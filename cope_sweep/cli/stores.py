@@ -126,12 +126,16 @@ def copy(
     if the ablation file no longer has all of them. Checkpoints are not copied. Afterwards, write the report again:
     `cope-sweep report ABLATION --store DIR --out DIR`.
 
+    From a folder of results, runs are copied that any of its ablations has: name the same folder twice to bring the
+    seeds of one configuration together.
+
     Example: `cope-sweep store copy flip_flop --scale small --store other/store --to ablations/results`
+
+    Example: `cope-sweep store copy flip_flop --scale small --store ablations/results --to ablations/results`
     """
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.queries import recorded_plan
-    from cope_sweep.read.reports.runs import copy_runs
-    from cope_sweep.read.tables import read_results
+    from cope_sweep.read.reports.runs import copy_runs, results_anywhere
     from cope_sweep.store import ParquetStore
     from cope_sweep.store.results_file import is_results
 
@@ -144,7 +148,7 @@ def copy(
         )
     plan = recorded_plan(queries.load(ablation, scale, sets), target)  # with the `--set` of the results there
     with writing_to(to, "--to"):
-        done = copy_runs(read_results(plan, queries.store), target)
+        done = copy_runs(results_anywhere(plan, queries.store), target)
     if as_json:
         files = [str(to / path.name) for path in done.files]
         print_json({"files": files, "copied": done.copied, "finished": done.finished, "planned": done.planned})

@@ -40,7 +40,9 @@ def measured_heads(results: Results) -> pd.DataFrame:
     """
     kept = results.store.kept(results.plan)
     if kept and kept.heads is not None:
-        return with_controls(kept.heads.to_pandas())
+        frame = with_controls(kept.heads.to_pandas())
+        finished = {run_id for run_id, record in results.records.items() if record.status == "finished"}
+        return frame[frame["run_id"].isin(finished)].reset_index(drop=True)
     parts: list[pd.DataFrame] = []
     for run_id, figures in claimed_figures_by_run(results).items():
         with suppress(UserError):  # `Evidence.missing` counts it

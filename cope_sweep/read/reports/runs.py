@@ -125,6 +125,17 @@ class Copied:
     """Runs of the plan."""
 
 
+def results_anywhere(plan: Plan, store: Store) -> Results:
+    """The results of a plan in a store; of a folder of results, also the runs in the files of other ablations.
+
+    Raises StoreError, and NotFinishedError for a damaged file.
+    """
+    started = store.index.records(run.run_id for run in plan.runs)
+    return Results(
+        plan, {run.run_id: started.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}, store
+    )
+
+
 def copy_runs(results: Results, target: ParquetStore) -> Copied:
     """Copy the finished runs that a folder of results lacks: with curves, measures of heads and provenance.
 

@@ -10,7 +10,7 @@ from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports import runs as runs_module
-from cope_sweep.read.reports.runs import copy_runs, run_frame
+from cope_sweep.read.reports.runs import copy_runs, results_anywhere, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import ParquetStore, Store
@@ -88,6 +88,36 @@ def test_runs_of_two_stores_are_copied_to_the_same_results(tmp_path):
         again = copy_runs(read_results(plan, store), target)
         assert (again.files, again.copied, again.finished) == ((), 0, 6)
     assert {path.name: path.read_bytes() for path in target.root.iterdir()} == before
+
+
+def test_seeds_of_one_configuration_are_brought_together_in_a_folder(tmp_path):
+    """Two ablations have the same rows with other seeds: the first one is widened to all of them."""
+    store, folder = Store(tmp_path / "store", create=True), ParquetStore(tmp_path / "results")
+    first, other = plan_of(), plan_of("other", seeds=[2, 3], grid={"model.position": {"CoPE": ["cope"]}})
+    for plan in (first, other):
+        for index, run in enumerate(plan.runs):
+            finish(store, run, {"in_dist/token_error": 1 / (3.0 + index), "dense/loss": 0.1}, FACTS)
+        copy_runs(results_anywhere(plan, store), folder)
+    before = {(line.run_id, line.in_dist, line.created_ms) for line in _lines(folder, "copying", "other")}
+    wider = plan_of(seeds=[0, 1, 2, 3])
+    with raises("stale_report"):
+        read_results(wider, folder)
+    done = copy_runs(results_anywhere(wider, folder), folder)
+    assert (done.copied, done.finished, done.planned) == (2, 8, 12)
+    records = read_results(wider, folder).records
+    assert [row.row for row in evidence(read_results(wider, folder)).table.model.rows if row.counts["pending"]] == [
+        "a_b <c>", "None"
+    ]  # fmt: skip
+    assert sum(record.status == "pending" for record in records.values()) == 4
+    assert {(line.run_id, line.in_dist, line.created_ms) for line in _lines(folder, "copying")} == before
+    curves = read_results(wider, folder).curves
+    assert set(curves["run_id"]) == {run_id for run_id, record in records.items() if record.status == "finished"}
+
+
+def _lines(folder, *names):
+    frame = pd.concat(pd.read_parquet(folder.root / f"{name}.parquet") for name in names)
+    finished = frame[frame["status"] == "finished"].rename(columns={"in_dist/token_error": "in_dist"})
+    return finished[["run_id", "in_dist", "created_ms"]].itertuples()
 
 
 def test_copies_at_the_same_time_lose_no_run(tmp_path, monkeypatch):
