@@ -1,6 +1,7 @@
 """The reports in ablations/results: their numbers are those of their runs, and their runs are those of today's files."""
 
 import itertools
+import json
 import math
 import re
 import shutil
@@ -159,6 +160,26 @@ def test_a_pair_of_rows_has_one_p_and_one_verdict_in_a_report(stem, reports):
                 assert cell.p_adjusted == pair.comparison.p_adjusted, (row, other)
                 assert p_values.setdefault((frozenset((row, other)), column), cell.p_adjusted) == cell.p_adjusted
                 assert (cell.verdict == is_better) == (pair.comparison.verdict == "better"), (row, other)
+
+
+def test_no_report_leaves_out_seeds_of_its_configurations(reports):
+    """A configuration has the same seeds wherever it is reported: none is replaced by others after a look."""
+    finished: dict[str, set[int]] = {}
+    for report in reports.values():
+        for row in report.plan.rows:
+            seeds = {run.seed for run in row.runs if report.records[run.run_id].status == "finished"}
+            finished.setdefault(configuration(row), set()).update(seeds)
+    for stem, report in reports.items():
+        for row in report.plan.rows:
+            left_out = finished[configuration(row)] - {run.seed for run in row.runs}
+            assert not left_out, f"{stem}: {row.name} lacks seeds {sorted(left_out)}, which another report has"
+
+
+def configuration(row):
+    """What the runs of a row have in common, as text."""
+    identity = row.runs[0].identity
+    identity["spec"].pop("seed", None)
+    return json.dumps(identity, sort_keys=True)
 
 
 def test_every_file_belongs_to_a_report():

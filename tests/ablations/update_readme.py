@@ -105,6 +105,11 @@ class Means:
         row, _, metric = key.rpartition(", ")
         return f"{float(f'{self.frame.at[row, metric]:.2g}'):g} %"
 
+    @property
+    def seeds(self):
+        """The number of seeds of a row."""
+        return len(self.report.plan.ablation.content.seeds)
+
     def value(self, key):
         """A mean that is no percentage."""
         return self[key].removesuffix(" %")
@@ -180,7 +185,7 @@ all others at least {dense} and {others} (against encodings of the distance p = 
 {many[f"Flip-Flop · CoPE, 16 positions, {far}"]} (p = {far_apart.largest_p:.3f}), with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}.
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]} \
-(p = {out_of_distribution.largest_p:.1g}, 8 seeds).
+(p = {out_of_distribution.largest_p:.1g}, {flip.seeds} seeds).
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.largest_p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \

@@ -1,21 +1,32 @@
-"""Where the runs of a report come from: commits, versions, machines, commands, dates and training time."""
+"""Where the runs of a report come from: commits, versions, machines, commands, dates, seeds and training time."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 UNKNOWN = "not recorded"
 PROVENANCE_COLUMNS = [
-    "run_id", "status", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
+    "run_id", "status", "seed", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
 """Columns of a frame of `reports.runs` about provenance."""
+TIME_TO_LOOK_MS = 10 * 60_000
+"""Seeds were added if all earlier runs had ended this long before: somebody may have looked at them."""
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Seeds that were trained together."""
+
+    seeds: tuple[int, ...]
+    started_ms: int
+    """The start of their first run."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class Provenance:
     """UTC date of the last end of a run."""
     compute_s: float
     """Sum of the wall times of the runs, in seconds."""
+    seeds: tuple[SeedGroup, ...] = ()
+    """The seeds in the order in which they were trained: those after the first group were added."""
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
@@ -46,6 +59,7 @@ class Provenance:
             ("Versions", ", ".join(self.versions) or UNKNOWN),
             ("Machine", " / ".join(self.machines) or UNKNOWN),
             ("Runs", f"{self.runs} finished, {self.first} to {self.last}"),
+            ("Seeds", seeds_text(self.seeds) or UNKNOWN),
             ("Compute", f"{duration(self.compute_s)} (sum of the wall times of the runs)"),
             ("Command", " / ".join(f"`{command}`" for command in self.commands) or UNKNOWN),
         )
@@ -66,7 +80,50 @@ def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
         _date(min((line["created_ms"] for line in lines if line["created_ms"] is not None), default=None)),
         _date(max((line["ended_ms"] for line in lines if line["ended_ms"] is not None), default=None)),
         float(sum(line["facts.wall_s"] or 0.0 for line in lines)),
+        seed_groups(lines),
     )
+
+
+def seed_groups(lines: Iterable[Mapping[Any, Any]]) -> tuple[SeedGroup, ...]:
+    """The seeds of finished runs by when they were trained; runs without times are left out.
+
+    A seed is in a later group if all runs that had started before its first one had ended `TIME_TO_LOOK_MS` earlier.
+    """
+    times = [(line["created_ms"], line["ended_ms"], line["seed"]) for line in lines]
+    groups: list[SeedGroup] = []
+    known: set[int] = set()
+    last_ms = 0
+    for started_ms, ended_ms, seed in sorted(each for each in times if None not in each):
+        if seed not in known:
+            if not groups or started_ms - last_ms > TIME_TO_LOOK_MS:
+                groups.append(SeedGroup((), started_ms))
+            groups[-1] = replace(groups[-1], seeds=(*groups[-1].seeds, seed))
+        known.add(seed)
+        last_ms = max(last_ms, ended_ms)
+    return tuple(groups)
+
+
+def seeds_text(groups: Sequence[SeedGroup]) -> str:
+    """`8 (10–17): 5 on 2026-11-24, 3 added on 2026-11-26`; empty without groups."""
+    texts, day = [], ""
+    for group in groups:
+        date = _date(group.started_ms)
+        at = time.strftime(" at %H:%M UTC", time.gmtime(group.started_ms / 1000)) if date == day else ""
+        texts.append(f"{len(group.seeds)} {'added ' if texts else ''}on {date}{at}")
+        day = date
+    seeds = sorted(seed for group in groups for seed in group.seeds)
+    return f"{len(seeds)} ({_ranges(seeds)}): {', '.join(texts)}" if seeds else ""
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0, 3–5` for 0, 3, 4, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def duration(seconds: float) -> str:
