@@ -333,6 +333,20 @@ class ClaimResult(Answer):
     hypothesis: str = Field(
         description="The verdict on the ablation's hypothesis from all its claims, such as `supported`."
     )
+    recipe: Literal["tuned", "one recipe"] = Field(
+        description="Whether the recipe of each row was tuned, all rows alike, or all rows have one recipe."
+    )
+    decided_by: list[str] = Field(
+        description="The reports (`encodings.small`) that decide about the claim: those with tuned rows that make it "
+        "in the same words. Empty: this one does."
+    )
+    declared: str = Field(
+        description="Whether the ablation file contained the claim before the first of its runs started: `before "
+        "(2026-11-24, abc1234)`, with day and commit, `after` or `not recorded`; empty if no run is trained."
+    )
+    note: str = Field(
+        description="Why the runs do not show it, and what would settle it, from the ablation file; may be empty."
+    )
 
 
 class ListClaims(Question[list[ClaimResult]]):

@@ -6,6 +6,7 @@ another search suggests is the same run. `cope_sweep.read.figures.kinds` has the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import keyword
 import math
@@ -351,6 +352,12 @@ def _margin(value: float | str) -> float | str:
     return value
 
 
+def _matched(point: Point) -> dict[str, Json]:
+    """Key → the labels or values that a point may have, in one form and order."""
+    choices = {key: value if isinstance(value, list) else [value] for key, value in point.items()}
+    return {key: sorted(default_label(value) for value in values) for key, values in choices.items()}
+
+
 class Claim(Frozen):
     """A statement that some rows are better than others, or equivalent. Reports say whether the runs show it."""
 
@@ -379,6 +386,11 @@ class Claim(Frozen):
         "reports say whether the difference matters.",
     )
 
+    note: str = Field(
+        default="",
+        description="What a reader has to know beside the verdict: why the runs do not show it, what would settle it.",
+    )
+
     @model_validator(mode="after")
     def _has_margin(self) -> Self:
         if self.says != "better" and self.margin is None:
@@ -401,6 +413,22 @@ class Claim(Frozen):
             match = _PERCENT.fullmatch(self.margin.strip())
             return abs(mean) * float(match[1]) / 100 if match else None
         return None if self.margin is None else self.margin / scale
+
+    def identity(self, primary: str) -> str:
+        """16 hex digits of what is claimed, not of its wording: what it says of which rows, by which column.
+
+        The margin belongs to it where the verdict depends on it. `primary` is the metric that decides where the claim
+        names none.
+        """
+        claimed: dict[str, Json] = {
+            "better": _matched(self.better),
+            "than": _matched(self.than),
+            "metric": self.metric or primary,
+            "than_variant": self.than_variant,
+        }
+        if self.says != "better":
+            claimed |= {"says": self.says, "margin": str(self.margin)}
+        return hashlib.sha256(json.dumps(claimed, sort_keys=True).encode()).hexdigest()[:16]
 
     def metric_of_than(self, metric: str) -> str:
         """The column that decides for the rows of `than`, where `metric` decides for the better ones."""
@@ -442,8 +470,8 @@ class Ablation(Frozen):
     inherit: str | None = Field(
         default=None,
         description="The name of another file in the same folder, without suffix. Its keys hold where this file has "
-        "none, except title, hypothesis, reproduces, claims and figures. Mappings merge by key; an axis of the grid "
-        "and a mapping of another `kind` are replaced as a whole; null removes an inherited axis or scale.",
+        "none, except title, hypothesis, reproduces, tuned, claims and figures. Mappings merge by key; an axis of the "
+        "grid and a mapping of another `kind` are replaced as a whole; null removes an inherited axis or scale.",
     )
     hypothesis: str = Field(default="", description="What you expect, in a sentence; reports show it.")
     reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
@@ -474,6 +502,12 @@ class Ablation(Frozen):
         default=False,
         description="Whether runs of the same seed are compared in pairs: for rows that start from the same weights "
         "and see the same batches, as in language modelling. Decide before you look at results.",
+    )
+    tuned: str | None = Field(
+        default=None,
+        description="The ablation that chose the recipe of each row (its learning rate, say), all rows by the same "
+        "draws and on other seeds than those reported; null: one recipe for all rows. Where several files make a claim "
+        "in the same words, the tuned ones decide.",
     )
     claims: list[Claim] = Field(
         default=[], description="What the hypothesis says about the rows, so that reports can say whether it holds."

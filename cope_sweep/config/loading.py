@@ -215,7 +215,8 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
         chain.append(_parent(chain, folder))
     heir = source.location(("inherit",))
     merged = FileMapping()
-    not_inherited = ("title", "hypothesis", "reproduces", "claims", "figures", "inherit")  # they describe one file
+    # They describe one file.
+    not_inherited = ("title", "hypothesis", "reproduces", "tuned", "claims", "figures", "inherit")
     # The farthest first: nearer files replace its keys.
     for ancestor in reversed(chain[1:]):
         inherited = copied(ancestor.data, lambda place: f"{place} (inherited by {heir})")

@@ -13,7 +13,8 @@ runs has one line per run of the plan, finished or not, in the plan's order:
     commit, versions, cpu, cores, system, command    the Git commit, packages, processor, its cores, system, and command
                                                      of the last sweep that trained the run
 
-Its attributes (`DataFrame.attrs`) have the `--set` of the plan, if any. Files of old versions lack the last columns.
+Its attributes (`DataFrame.attrs`) have the `--set` of the plan, if any, and when its claims were declared. Files of old
+versions lack the last columns, and may lack the attributes.
 
 The files may come from strangers. pyarrow reads them, which executes nothing that a file contains.
 """
@@ -29,7 +30,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cope_sweep.config import Plan
 from cope_sweep.config.keys import names_of
@@ -49,6 +50,8 @@ LABEL, FACT = "label.", "facts."
 """Prefixes of columns."""
 SET = "set"
 """The attribute of a file of runs that has the values of `--set`."""
+DECLARED = "declared"
+"""The attribute of a file of runs that says when its claims were declared: identity → [time in ms, commit]."""
 ATTRIBUTES = b"PANDAS_ATTRS"
 """The key of a Parquet file's metadata under which pandas keeps `DataFrame.attrs`."""
 FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
@@ -56,6 +59,19 @@ FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
 
 LoggedValue = tuple[int, str, float, float | None]
 """Step, metric, value, and the seconds since the run's first start, if they are known."""
+
+
+class Declaration(NamedTuple):
+    """When an ablation file contained a claim, at the latest."""
+
+    time_ms: int
+    """Start of the first sweep whose file has it, or time of the commit, in ms since 1970."""
+    commit: str
+    """The Git commit; may be empty."""
+
+
+Declarations = dict[str, Declaration]
+"""Identity of a claim (`Claim.identity`) → its declaration."""
 
 
 def is_results(folder: Path) -> bool:
@@ -117,10 +133,25 @@ class ResultsFile:
         return "records" in vars(self)
 
     @cached_property
+    def _attributes(self) -> dict[str, Any]:
+        with _damage_of(self.path):
+            attributes: dict[str, Any] = json.loads((self._table.schema.metadata or {}).get(ATTRIBUTES, b"{}"))
+            return attributes
+
+    @cached_property
+    def declared(self) -> Declarations | None:
+        """When the claims of the ablation were declared; None if the file does not say."""
+        with _damage_of(self.path):
+            kept = self._attributes.get(DECLARED)
+            if kept is None:
+                return None
+            return {str(claim): Declaration(int(time_ms), str(commit)) for claim, (time_ms, commit) in kept.items()}
+
+    @cached_property
     def assignments(self) -> list[str]:
         """The values of `--set` of the plan."""
         with _damage_of(self.path):
-            assignments = json.loads((self._table.schema.metadata or {}).get(ATTRIBUTES, b"{}")).get(SET, [])
+            assignments = self._attributes.get(SET, [])
             if not isinstance(assignments, list) or not all(isinstance(text, str) for text in assignments):
                 raise ValueError(f"its attribute {SET!r} is not a list of texts")
             return assignments

@@ -223,3 +223,16 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     (ablations / "quickstart.yaml").unlink()
     with raises("not_found", name="quickstart"):
         list(committed(results, ablations))
+
+
+def test_tuned_reports_name_the_search_that_tuned_their_rows(reports):
+    searches = {report.plan.name: report.plan for report in reports.values() if report.plan.is_drawn}
+    tuned = [report for report in reports.values() if report.plan.ablation.content.tuned]
+    assert tuned
+    for report in tuned:
+        search = searches[report.plan.ablation.content.tuned]
+        seeds = set(report.plan.ablation.content.seeds)
+        assert not seeds & set(search.ablation.content.seeds), "tuned by the seeds that it reports"
+        rows = {row.labels["model.position"] for row in search.rows}
+        assert {row.labels["model.position"] for row in report.plan.rows} <= rows
+        assert not search.ablation.content.tuned

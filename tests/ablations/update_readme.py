@@ -15,6 +15,7 @@ from cope_sweep.read.reports.heads import claimed_figures, measured_heads
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper, with_q
 from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.store import ParquetStore
@@ -244,7 +245,7 @@ def with_results(text):
 
 def findings_of(report):
     """What a report says about the claims of its ablation and its figures."""
-    about_rows = claim_findings(report.plan, table_of(report).model)
+    about_rows = claim_findings(report.plan, table_of(report).model, plan_declarations(report.plan, report.store))
     return (*about_rows, *head_findings(claimed_figures(report.plan), measured_heads(report)))
 
 

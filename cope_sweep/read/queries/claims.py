@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from cope_sweep.api.ablations import ClaimResult, ClaimTexts
 from cope_sweep.config import Plan
@@ -16,6 +16,7 @@ from cope_sweep.read.tables.claims import (
     with_q,
 )
 from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.stats import finite
 
 
@@ -30,7 +31,19 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
     claims = [
         _result(plan, finding, hypothesis) for (plan, _, hypothesis), finding in zip(findings, of_page, strict=True)
     ]
-    return sorted(claims, key=lambda claim: place_in_paper(claim.source))
+    return sorted(_with_deciding(claims), key=lambda claim: place_in_paper(claim.source))
+
+
+def _with_deciding(claims: Sequence[ClaimResult]) -> Iterator[ClaimResult]:
+    """The claims; those of files with one recipe name the reports with tuned rows that judge the same claim."""
+    deciding: dict[tuple[str, str], list[str]] = {}
+    for claim in claims:
+        if claim.recipe == "tuned" and claim.verdict not in ("too few seeds", "not trained"):
+            report = ".".join(filter(None, (claim.ablation, claim.scale)))
+            deciding.setdefault((claim.source, claim.claim), []).append(report)
+    for claim in claims:
+        others = [] if claim.recipe == "tuned" else deciding.get((claim.source, claim.claim), [])
+        yield claim.model_copy(update={"decided_by": others})
 
 
 def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
@@ -45,7 +58,8 @@ def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
 
 def _findings_of(results: Results) -> tuple[Finding, ...]:
     model = Table.of(results, reference(results.plan)).model
-    return (*claim_findings(results.plan, model), *_findings_about_heads(results))
+    declarations = plan_declarations(results.plan, results.store)
+    return (*claim_findings(results.plan, model, declarations), *_findings_about_heads(results))
 
 
 def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
@@ -77,4 +91,8 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
         pairs=len(finding.pairs),
         shown=finding.shown,
         hypothesis=hypothesis,
+        recipe="tuned" if plan.ablation.content.tuned else "one recipe",
+        decided_by=[],
+        declared=finding.declared,
+        note=finding.note,
     )

@@ -44,6 +44,7 @@ from cope_sweep.read.tables.claims import (
     with_q,
 )
 from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import Layout
 from cope_sweep.read.tables.model import TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
@@ -164,7 +165,8 @@ class Evidence:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The claims of the ablation and of its figures, with their verdicts."""
-        about_rows = with_q(claim_findings(self.plan, self.table.model))
+        declarations = plan_declarations(self.plan, self.results.store)
+        about_rows = with_q(claim_findings(self.plan, self.table.model, declarations))
         return about_rows + head_findings(claimed_figures(self.plan), self.heads)
 
     @cached_property
@@ -272,9 +274,18 @@ class Evidence:
         if content.reproduces:
             size = ", at another size than the paper's" if self.table.model.replaced else ""
             parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
+        if content.tuned:
+            name = markdown_text(content.tuned)
+            parts.append(f"Tuned: each row has the best of the recipes that {name} tried for all rows alike.")
+        elif content.claims:
+            parts.append("One recipe for all rows.")
         parts += [f"Scale `{self.scale}`: {markdown_text(self.scale_description)}"] if self.scale else []
         if self.claims is not None:
             parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
+            notes = [
+                f"- {markdown_text(each.claim)}: {markdown_text(each.note)}" for each in self.findings if each.note
+            ]
+            parts += ["\n".join(notes)] if notes else []
         parts.append("## Results")
         if self.draws is None:
             parts.append(markdown(self.shown).strip())

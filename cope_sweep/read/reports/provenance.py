@@ -105,7 +105,8 @@ def seed_groups(lines: Iterable[Mapping[Any, Any]]) -> tuple[SeedGroup, ...]:
 
 def seeds_text(groups: Sequence[SeedGroup]) -> str:
     """`8 (10–17): 5 on 2026-11-24, 3 added on 2026-11-26`; empty without groups."""
-    texts, day = [], ""
+    texts: list[str] = []
+    day = ""
     for group in groups:
         date = _date(group.started_ms)
         at = time.strftime(" at %H:%M UTC", time.gmtime(group.started_ms / 1000)) if date == day else ""

@@ -20,12 +20,13 @@ from cope_sweep.errors import NotFinishedError
 from cope_sweep.frozen import metric_parts
 from cope_sweep.read.reports.heads import measured_heads
 from cope_sweep.read.tables import Results
+from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.frames import plan_frame
 from cope_sweep.records import RunRecord
 from cope_sweep.store import ParquetStore, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import overwriting
-from cope_sweep.store.results_file import CURVES, HEADS, LABEL, SET, file_name
+from cope_sweep.store.results_file import CURVES, DECLARED, HEADS, LABEL, SET, file_name
 
 CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value", "time_s"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
@@ -56,6 +57,9 @@ def run_frame(plan: Plan, records: Mapping[str, RunRecord], *stores: Store) -> p
     frame = frame.drop(columns=[name for name in LEFT_OUT if name in frame])
     frame = pd.concat([frame, pd.DataFrame(origins)], axis=1)
     frame.attrs = {SET: list(plan.ablation.assignments)} if plan.ablation.assignments else {}
+    declarations = plan_declarations(plan, *stores)
+    if declarations is not None:
+        frame.attrs[DECLARED] = {claim: list(declarations[claim]) for claim in sorted(declarations)}
     return frame
 
 

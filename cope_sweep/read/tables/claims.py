@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -45,10 +45,12 @@ from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls, with_controls
+from cope_sweep.read.tables.declared import declared_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, Comparison, MetricCell, TableModel, TableRow
 from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Summary, benjamini_hochberg, summarise
+from cope_sweep.store.results_file import Declarations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +99,10 @@ SIZE_NOTE = (
 Q_NOTE = (
     "q: p corrected for the claims of this page that rows are better (Benjamini–Hochberg); of claims with q ≤ 0.05, "
     "5 % are expected to be false."
+)
+DECLARED_NOTE = (
+    "Declared: whether the ablation file contained the claim, with these rows and this measure, before the first of "
+    "their runs started, and since which day and commit."
 )
 UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
 HEADS_NOTE = (
@@ -181,6 +187,10 @@ class Finding:
     """The p of a claim about heads; NaN if it was not tested."""
     reason: str = ""
     """Why a claim about heads was not tested."""
+    declared: str = ""
+    """Whether the claim stood in the ablation file before its runs started: see `tables.declared`."""
+    note: str = ""
+    """Why the runs do not show it, and what would settle it, from the ablation file."""
 
     @property
     def largest_p(self) -> float:
@@ -317,8 +327,11 @@ def _auc_text(auc: Summary) -> str:
     return fixed(auc.mean, 2) if auc.n < 2 else f"{fixed(auc.mean, 2)} ± {fixed(auc.std, 2)}"
 
 
-def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
-    """The claims about rows of this plan, with verdicts from `model`, the table of the same plan."""
+def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | None = None) -> tuple[Finding, ...]:
+    """The claims about rows of this plan, with verdicts from `model`, the table of the same plan.
+
+    `declarations` says when claims were declared (`tables.declared`); None: it is not recorded.
+    """
     rows = {row.row: row for row in model.rows}
     columns = {column.name: column for column in model.columns}
     tests = claim_tests(model)
@@ -338,8 +351,19 @@ def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
             ]
             if tested:
                 finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
-            findings.append(finding)
+            starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
+            declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
+            findings.append(replace(finding, declared=declared, note=claim.note))
     return tuple(findings)
+
+
+def _starts_ms(pairs: Iterable[tuple[TableRow, TableRow]]) -> dict[int, int]:
+    """Seed → when the first finished run of these rows with this seed started, in ms since 1970, as far as known."""
+    starts_ms: dict[int, int] = {}
+    for run, record in (run for pair in pairs for row in pair for run in row.runs):
+        if record.status == "finished" and record.created_ms is not None:
+            starts_ms[run.seed] = min(starts_ms.get(run.seed, record.created_ms), record.created_ms)
+    return starts_ms
 
 
 def _with_verdict(
@@ -495,7 +519,7 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
 TITLES = {
     "claim": "claim", "paper": "paper", "measure": "measure", "ours": "ours", "published": "published",
     "difference": "difference [95 %]", "n": "n", "p": "p", "q": "q", "margin": "margin", "size": "size",
-    "verdict": "verdict",
+    "verdict": "verdict", "declared": "declared",
 }  # fmt: skip
 """Column of a table of claims → its title."""
 NUMBERS = ("difference", "n", "p", "q", "margin")
@@ -505,12 +529,13 @@ def claims_layout(findings: Sequence[Finding]) -> Layout:
     """One line per claim: its text, values, smallest difference, n, p and verdict; q of several claims; sizes."""
     lines = [
         {"claim": finding.claim, "paper": finding.source, "measure": finding.measure, "ours": finding.ours,
-         "published": finding.published, **finding.texts, "verdict": finding.verdict_text}
+         "published": finding.published, **finding.texts, "verdict": finding.verdict_text, "declared": finding.declared}
         for finding in findings
     ]  # fmt: skip
     optional = {
         "published": any(finding.published for finding in findings),
         "q": any(not math.isnan(finding.q) for finding in findings),
+        "declared": any(finding.declared for finding in findings),
     }
     optional |= dict.fromkeys(("margin", "size"), any(line["margin"] != MISSING for line in lines))
     names = [name for name in TITLES if optional.get(name, True)]
@@ -546,3 +571,5 @@ def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
         yield HEADS_NOTE
     for reason in dict.fromkeys(finding.reason for finding in findings if finding.reason):
         yield f"Not tested: {reason}."
+    if any(finding.declared for finding in findings):
+        yield DECLARED_NOTE

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.reports.evidence import evidence
@@ -58,3 +59,18 @@ def test_numbers_of_claims_have_their_texts() -> None:
         assert claim.ci_high is not None
         assert claim.ci_low <= claim.difference <= claim.ci_high
         assert claim.texts.difference == f"{claim.difference:+.2f} [{claim.ci_low:.2f}, {claim.ci_high:.2f}]"
+
+
+def test_tuned_rows_decide_about_a_claim_in_the_same_words() -> None:
+    queries = Queries(ParquetStore(ABLATIONS / "results"), AblationFiles(ABLATIONS))
+    reports = [("flip_flop", "small"), ("flip_flop", None), ("encodings", "small"), ("code", "small")]
+    claims = claim_results([queries.results(name, scale) for name, scale in reports])
+    same = (
+        "Where more instructions are ignored than in training, CoPE makes fewer errors than absolute positions and RoPE"
+    )
+    found = {(each.ablation, each.scale): each for each in claims if each.claim == same}
+    tuned = found.pop(("encodings", "small"))
+    assert (tuned.recipe, tuned.decided_by) == ("tuned", [])
+    for claim in (found["flip_flop", "small"], found["flip_flop", None]):
+        assert (claim.recipe, claim.decided_by) == ("one recipe", ["encodings.small"])
+    assert all(each.decided_by == [] for each in claims if each.ablation == "code")
