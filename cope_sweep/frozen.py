@@ -76,8 +76,13 @@ def metric_parts(name: str) -> tuple[str, ...]:
     return tuple(f"{variant}{slash}{each}/{metric}" for each in names) if len(names) > 1 and all(names) else ()
 
 
+STEPS_UNTIL = "steps_until/"
+"""The prefix of a metric that is computed from learning curves: the steps until another one is learned."""
+
+
 def is_reported(name: str, reported: Collection[str]) -> bool:
-    """Whether a metric, or all parts of a mean, are among those that a run reports."""
+    """Whether a metric, or all that it is computed from, are among those that a run reports."""
+    name = name.removeprefix(STEPS_UNTIL)
     parts = metric_parts(name)
     return name in reported or bool(parts and all(part in reported for part in parts))
 

@@ -288,7 +288,8 @@ class Metric(Frozen):
 
     name: MetricName = Field(
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Or the "
-        "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Runs "
+        "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Or "
+        "`steps_until/METRIC`: the steps until METRIC, another column, is `learned`; all steps if it never is. Runs "
         "without it, of another task for example, have an empty cell."
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
@@ -310,6 +311,12 @@ class Metric(Frozen):
         description="For a task that a run learns or does not learn: a run whose value is at least as good as this one "
         "has learned it. Tables then show the share of the seeds that have, with its interval.",
     )
+
+    def is_learned(self, value: float) -> bool:
+        """Whether a run with this value has learned the task."""
+        if self.learned is None:
+            return False
+        return value <= self.learned if self.goal == "min" else value >= self.learned
 
     @property
     def title(self) -> str:

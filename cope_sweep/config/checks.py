@@ -14,7 +14,7 @@ from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
 from cope_sweep.figures import FigureSpec
-from cope_sweep.frozen import is_reported, metric_parts
+from cope_sweep.frozen import STEPS_UNTIL, is_reported, metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -279,6 +279,21 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     for index, metric in enumerate(loaded.content.metrics):
         if runs and not is_reported(metric.name, metric_names):
             raise _no_metric(loaded, ("metrics", index, "name"), runs, metric.name, metric_names)
+        _check_is_learned(loaded, index)
+
+
+def _check_is_learned(loaded: LoadedAblation, index: int) -> None:
+    """Raises SpecError for steps until a metric is learned that does not say when it is."""
+    name = loaded.content.metrics[index].name
+    learned = name.removeprefix(STEPS_UNTIL)
+    if learned != name and all(each.name != learned or each.learned is None for each in loaded.content.metrics):
+        raise loaded.source.error(
+            ("metrics", index, "name"),
+            f"{name} counts the steps until {learned} is learned, so a column {learned} has to say when it is: "
+            "`learned: 1.0`",
+            "not_learned",
+            metric=learned,
+        )
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:

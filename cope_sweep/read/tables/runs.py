@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import names_of
+from cope_sweep.frozen import STEPS_UNTIL, metric_value
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord, Store
+from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +72,36 @@ def read_results(plan: Plan, store: Store) -> Results:
     """
     started = store.records(plan)
     records = {run.run_id: (started.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted() for run in plan.runs}
-    return Results(plan, records, store)
+    return Results(plan, with_steps_until(plan, records, store), store)
+
+
+def with_steps_until(plan: Plan, records: dict[str, RunRecord], store: Store) -> dict[str, RunRecord]:
+    """The records with the metrics that say after how many steps others were learned, if the table has any.
+
+    They are read from the learning curves of finished runs: the first evaluation at which the metric is learned. A run
+    that never gets there counts with all its steps. Raises StoreError.
+    """
+    columns = {metric.name: metric for metric in plan.ablation.content.metrics}
+    wanted = {name: columns[name.removeprefix(STEPS_UNTIL)] for name in columns if name.startswith(STEPS_UNTIL)}
+    if not wanted:
+        return records
+    for run in plan.runs:
+        record = records[run.run_id]
+        if record.status != "finished":
+            continue
+        with suppress(DamagedError):  # without its curve, the run has no such value
+            curve = store.run(run.run_id).curve()
+            steps = {name: _first_learned(curve, metric, run.train.steps) for name, metric in wanted.items()}
+            records[run.run_id] = record.model_copy(update={"metrics": {**record.metrics, **steps}})
+    return records
+
+
+def _first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, steps: int) -> float:
+    for point in curve:
+        value = metric_value(point, metric.name)
+        if value is not None and metric.is_learned(value):
+            return point["step"]
+    return steps
 
 
 def setting(row: Row, key: str) -> Any:
