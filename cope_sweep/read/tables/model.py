@@ -319,6 +319,8 @@ class ClaimedRows:
     than: tuple[str, ...]
     column: str
     than_column: str
+    is_by_margin: bool = False
+    """The claim is judged by intervals and a margin, and not by p."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,8 @@ class ClaimedPair:
     """Its index in the file."""
     better: CellKey
     than: CellKey
+    is_by_margin: bool = False
+    """The claim is judged by intervals and a margin, and not by p."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +367,7 @@ class TableModel:
         """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
         rows = {row.row: row for row in self.rows}
         return tuple(
-            ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column))
+            ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column), of_claim.is_by_margin)
             for of_claim in self.claims
             for row, other in itertools.product(of_claim.better, of_claim.than)
             if row in rows and other in rows and same_labels(rows[row], rows[other], of_claim.named_axes)
@@ -417,6 +421,7 @@ def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows
             tuple(row.name for row in plan.rows if index in row.than),
             column,
             claim.metric_of_than(column),
+            claim.says != "better",
         )
 
 

@@ -2,8 +2,9 @@
 
 A pair has one p in a document: claims and comparisons (`tables.claims`, `tables.comparisons`) both take it from here.
 It is corrected by Holm's method for the pairs that all claims of the ablation compare on the same column and task,
-which are rows with the same labels on all axes except the encoding. Pairs without finished runs count with p = 1, so
-that a verdict does not fall when they are trained.
+which are rows with the same labels on all axes except the encoding. Pairs that only claims with a margin compare are
+corrected apart: such claims are judged by intervals, and p only tells whether they are wrong. Pairs without finished
+runs count with p = 1, so that a verdict does not fall when they are trained.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ class PairTest:
 def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]:
     """The tests of all pairs that claims of a table compare, in both directions; none for pairs without values."""
     rows = {row.row: row for row in model.rows}
-    pairs = dict.fromkeys((pair.better, pair.than) for pair in model.claimed)
-    families: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[CellKey, CellKey]]] = {}
+    families: dict[tuple[bool, str, tuple[tuple[str, str], ...]], list[tuple[CellKey, CellKey]]] = {}
     seen: set[frozenset[CellKey]] = set()
-    for pair in pairs:
+    for claimed in sorted(model.claimed, key=lambda each: each.is_by_margin):
+        pair = (claimed.better, claimed.than)
         if frozenset(pair) not in seen:  # another claim may say the opposite
             seen.add(frozenset(pair))
             (row, column), (other, _) = pair
-            families.setdefault((column, _shared_labels(rows[row], rows[other])), []).append(pair)
+            task = _shared_labels(rows[row], rows[other])
+            families.setdefault((claimed.is_by_margin, column, task), []).append(pair)
     tests: dict[tuple[CellKey, CellKey], PairTest] = {}
     for family in families.values():
         differences = {pair: _difference(model, *(_cell(rows, key) for key in pair)) for pair in family}

@@ -93,7 +93,8 @@ def test_pairs_of_all_claims_about_a_column_and_a_task_are_corrected_together():
     stated = [
         claim("CoPE", ["RoPE", "ALiBi"]),
         claim("RoPE", "CoPE"),  # the opposite of a pair: the same test
-        claim("ALiBi", "None", says="equivalent", margin=1.0),
+        claim("ALiBi", "None"),
+        claim("RoPE", "None", says="equivalent", margin=1.0),  # judged by its interval: corrected apart
         claim("CoPE", "None", metric="dense/loss"),  # another column
     ]
     plan = plan_of(grid=GRID, seeds=list(range(5)), claims=stated, metrics=[{"name": METRICS[0]}, {"name": METRICS[1]}])
@@ -105,12 +106,13 @@ def test_pairs_of_all_claims_about_a_column_and_a_task_are_corrected_together():
     model = model_of(plan, values)
     tests = claim_tests(model)
     first = METRICS[0]
-    assert len(tests) == 2 * 2 * 4, "both directions of four pairs, for two numbers of heads"
+    assert len(tests) == 2 * 2 * 5, "both directions of five pairs, for two numbers of heads"
     p = 2 / 252
     for heads in (1, 2):
         family = [("CoPE", "RoPE"), ("CoPE", "ALiBi"), ("ALiBi", "None")]
         found = [tests[(f"{a} · {heads}", first), (f"{b} · {heads}", first)].p for a, b in family]
         assert found == pytest.approx(holm([p, p, p]))
+        assert tests[(f"RoPE · {heads}", first), (f"None · {heads}", first)].p == pytest.approx(p)
         there, back = (
             tests[(f"{a} · {heads}", first), (f"{b} · {heads}", first)] for a, b in (("CoPE", "RoPE"), ("RoPE", "CoPE"))
         )
@@ -145,3 +147,22 @@ def test_a_table_takes_the_p_of_claims_and_corrects_its_other_rows_among_themsel
         model_of(plan_of(grid={"model.position": ENCODINGS}, seeds=list(range(5))), values), "CoPE"
     ).rules
     assert "secondary" not in without
+
+
+def test_claims_with_a_margin_cost_the_others_nothing():
+    """Their pairs are corrected apart, unless another claim says that one of the rows is better."""
+    better = {"text": "CoPE wins", "better": {"model.position": "CoPE"}, "than": {"model.position": "RoPE"}}
+    same = {"text": "They match", "better": {"model.position": "CoPE"}, "says": "equivalent", "margin": 1.0}
+    grid = {"model.position": ENCODINGS}
+    metrics = [{"name": name} for name in METRICS]
+    values = [[value, 0.0] for value in (*NEAR, *FAR, *FAR, *FAR)]
+    one_p = 2 / 252
+
+    def p_of(*claims):
+        plan = plan_of(grid=grid, seeds=list(range(5)), claims=list(claims), metrics=metrics)
+        return [round(each.largest_p / one_p) for each in claim_findings(plan, model_of(plan, values))]
+
+    assert p_of(better, same | {"than": {"model.position": "ALiBi"}}) == [1, 1]
+    assert p_of(better, same | {"than": {"model.position": ["ALiBi", "None"]}}) == [1, 2]
+    assert p_of(same | {"than": {"model.position": ["RoPE", "None"]}}, better) == [1, 1]
+    assert p_of(better, better | {"than": {"model.position": "None"}}) == [2, 2]
