@@ -76,5 +76,5 @@ def write_declarations(report):
 
 if __name__ == "__main__":
     for each in our_reports():
-        if each.plan.ablation.content.has_claims:
+        if each.plan.ablation.content.claims:
             write_declarations(each)
