@@ -120,6 +120,15 @@ class Means:
         found = self.frame.loc[[row for row in self.frame.index if row.startswith(rows)], metric]
         return f"{float(f'{found.drop([rows + each for each in but]).min():.2g}'):g} %"
 
+    def finding(self, start):
+        """What the report says about the claim whose text starts like this."""
+        (found,) = (
+            each
+            for each in claim_findings(self.report.plan, table_of(self.report).model)
+            if each.claim.startswith(start)
+        )
+        return found
+
     def check_verdicts(self, **verdicts):
         """The rows have these verdicts against CoPE in the table."""
         model = table_of(self.report).model
@@ -166,10 +175,10 @@ def claims():
         metric: by_length.least(metric, "Counting · ", but=["CoPE", "CoPE, 16 positions", "FoX"])
         for metric in (f"{wrong}@8x", longer)
     }
-    other_shares, more_blanks = (claim_findings(many.report.plan, table_of(many.report).model)[n] for n in (0, 1))
+    other_shares, more_blanks = (many.finding(f"Of sequences with {n} blanks") for n in ("fewer", "more"))
     assert other_shares.verdict == more_blanks.verdict == "shown"
     assert f"{other_shares.largest_p:.3f}" == f"{more_blanks.largest_p:.3f}" == "0.005"
-    far_apart = claim_findings(many.report.plan, table_of(many.report).model)[4]
+    far_apart = many.finding("In Flip-Flop of 16 times the trained length")
     assert (far_apart.measure, far_apart.verdict) == ("16 × (%)", "shown")
     at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
     assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
