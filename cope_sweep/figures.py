@@ -48,6 +48,11 @@ class FigureSpec(Kind, _Common):
         """Whether it claims something that reports measure."""
         return False
 
+    @property
+    def claim_identity(self) -> str:
+        """16 hex digits of what it claims, not of its wording; empty without a claim."""
+        return ""
+
     def check(self, planned: Any) -> None:
         """Check the figure against its plan (`cope_sweep.config.checks.Planned`).
 

@@ -49,6 +49,7 @@ def declarations(report, commits):
     """Identity of each claim of a report → its first commit, if that is no younger than all of its runs."""
     content, scale = report.plan.ablation.content, report.plan.ablation.scale
     wanted = {claim.identity(content.primary_metric.name) for claim in content.claims}
+    wanted |= {figure.claim_identity for figure in content.figures if figure.has_claim}
     starts_ms = [record.created_ms for record in report.records.values() if record.created_ms is not None]
     found = {}
     for commit, time_s in commits:
@@ -76,5 +77,5 @@ def write_declarations(report):
 
 if __name__ == "__main__":
     for each in our_reports():
-        if each.plan.ablation.content.claims:
+        if each.plan.ablation.content.has_claims:
             write_declarations(each)

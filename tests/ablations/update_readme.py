@@ -254,8 +254,9 @@ def with_results(text):
 
 def findings_of(report):
     """What a report says about the claims of its ablation and its figures."""
-    about_rows = claim_findings(report.plan, table_of(report).model, plan_declarations(report.plan, report.store))
-    return (*about_rows, *head_findings(claimed_figures(report.plan), measured_heads(report)))
+    declarations, heads = plan_declarations(report.plan, report.store), measured_heads(report)
+    about_rows = claim_findings(report.plan, table_of(report).model, declarations)
+    return (*about_rows, *head_findings(claimed_figures(report.plan), heads, declarations, report.records))
 
 
 def claims_of_all():

@@ -53,7 +53,8 @@ def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
         return ()
     from cope_sweep.read.reports.heads import claimed_figures  # pandas
 
-    return head_findings(claimed_figures(results.plan), kept.heads.to_pandas())
+    figures, heads = claimed_figures(results.plan), kept.heads.to_pandas()
+    return head_findings(figures, heads, plan_declarations(results.plan, results.store), results.records)
 
 
 def _findings_of(results: Results) -> tuple[Finding, ...]:

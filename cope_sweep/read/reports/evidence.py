@@ -167,7 +167,8 @@ class Evidence:
         """The claims of the ablation and of its figures, with their verdicts."""
         declarations = plan_declarations(self.plan, self.results.store)
         about_rows = with_q(claim_findings(self.plan, self.table.model, declarations))
-        return about_rows + head_findings(claimed_figures(self.plan), self.heads)
+        figures = claimed_figures(self.plan)
+        return about_rows + head_findings(figures, self.heads, declarations, self.results.records)
 
     @cached_property
     def shown(self) -> TableModel:

@@ -50,6 +50,7 @@ from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, Comparison, MetricCell, TableModel, TableRow
 from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Summary, benjamini_hochberg, summarise
+from cope_sweep.records import RunRecord
 from cope_sweep.store.results_file import Declarations
 
 if TYPE_CHECKING:
@@ -286,8 +287,20 @@ def with_q(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(finding, q=q) for finding, q in zip(findings, q_values, strict=True))
 
 
-def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Finding, ...]:
-    """The claims of figures (by name) about heads; `heads` is the frame of `figures.marks.measure_run`."""
+def head_findings(
+    figures: Mapping[str, Maps],
+    heads: pd.DataFrame,
+    declarations: Declarations | None = None,
+    records: Mapping[str, RunRecord] | None = None,
+) -> tuple[Finding, ...]:
+    """The claims of figures (by name) about heads.
+
+    Args:
+        figures: The figures.
+        heads: The frame of `figures.marks.measure_run`.
+        declarations: When claims were declared (`tables.declared`); None: it is not recorded.
+        records: The records of the measured runs, which say when they started.
+    """
     heads = with_controls(heads)
     findings = []
     for name, figure in figures.items():
@@ -300,9 +313,17 @@ def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Fin
             Finding(
                 figure.claim, figure.source, f"AUC: {measured}", judged.verdict, _our_heads(judged, of_figure),
                 is_about_heads=True, p_of_heads=math.nan if judged.p is None else judged.p, reason=judged.reason,
+                declared=declared_text(figure.claim_identity, declarations, _starts_of_heads(of_figure, records or {})),
             )
         )  # fmt: skip
     return tuple(findings)
+
+
+def _starts_of_heads(heads: pd.DataFrame, records: Mapping[str, RunRecord]) -> dict[int, int]:
+    """Seed → when its run started, in ms since 1970, as far as known."""
+    started = {run_id: record.created_ms for run_id, record in records.items() if record.created_ms is not None}
+    runs = zip(heads["run_id"], heads["seed"], strict=True)
+    return {int(seed): started[run_id] for run_id, seed in runs if run_id in started}
 
 
 def _our_heads(judged: Judgement, heads: pd.DataFrame) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import Claim
 from cope_sweep.config.source import parse_source
+from cope_sweep.figures import AnyFigure, FigureSpec
 from cope_sweep.store import Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.results_file import Declaration, Declarations
@@ -24,6 +25,7 @@ NOT_RECORDED = "not recorded"
 PAGE = 100
 """Number of sweeps to look up at once."""
 SHORT_COMMIT = 7
+ANY_FIGURE: TypeAdapter[FigureSpec] = TypeAdapter(AnyFigure)
 
 
 def plan_declarations(plan: Plan, *stores: Store) -> Declarations | None:
@@ -49,6 +51,7 @@ def _of_store(plan: Plan, store: Store) -> Declarations | None:
         return None
     content = plan.ablation.content
     wanted = {claim.identity(content.primary_metric.name) for claim in content.claims}
+    wanted |= {figure.claim_identity for figure in content.figures if figure.has_claim}
     found: Declarations = {}
     is_recorded = False
     for record in _sweeps(store, plan.name):
@@ -99,6 +102,10 @@ def declared_in(data: Mapping[str, Any], scale: str | None) -> set[str]:
             claim = Claim.model_validate(each)
             if claim.metric or primary:
                 identities.add(claim.identity(str(primary)))
+    for each in data.get("figures") or ():
+        with suppress(ValidationError):
+            figure = ANY_FIGURE.validate_python(each)
+            identities |= {figure.claim_identity} if figure.has_claim else set()
     return identities
 
 

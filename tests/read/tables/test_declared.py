@@ -71,6 +71,14 @@ def test_claims_of_a_scale_and_its_primary_metric():
     assert declared_in({}, None) == set()
 
 
+def test_claims_of_figures():
+    figure = {"kind": "maps", "show": "gates", "mark": "data"}
+    claims = [figure | {"claim": "Gates open"}, figure | {"claim": "Gates close", "seed": 1}]
+    others = [figure | {"claim": "So it is", "show": "position_attention"}, {"kind": "unknown"}, figure]
+    assert len(declared_in({"figures": claims}, None)) == 1, "the same in other words"
+    assert len(declared_in({"figures": claims + others}, None)) == 2
+
+
 def test_declared_before_and_after_the_runs(store, tmp_path):
     first_ms = trained(store)
     assert plan_declarations(PLAN, store) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +94,11 @@ class Maps(FigureKind):
     @property
     def has_claim(self) -> bool:
         return bool(self.claim)
+
+    @property
+    def claim_identity(self) -> str:
+        claimed = json.dumps([self.show, self.mark, self.split, self.rows], sort_keys=True)
+        return hashlib.sha256(claimed.encode()).hexdigest()[:16] if self.claim else ""
 
     def check(self, planned: Planned) -> None:
         super().check(planned)
