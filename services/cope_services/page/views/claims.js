@@ -25,13 +25,26 @@ const difference = ({ texts, n, size, difference: value }) => [
 /** Values of rows, folded where there are many. */
 const values = (text, pairs) => (text.length > LONG ? h("details", {}, h("summary", {}, `${pairs} pairs of rows`), text) : text || "–");
 
+/** Whether rows were tuned, which report decides otherwise, and when the claim was declared. */
+const origin = ({ recipe, decided_by: deciding, declared }) =>
+  [
+    deciding.length ? `${recipe}: ${deciding.join(", ")} decides` : recipe,
+    declared && (declared === "not recorded" ? "not recorded when declared" : `declared ${declared}`),
+  ]
+    .filter(Boolean)
+    .join(" · ");
+
 /** A line for each answer of GET /claims. `links`: whether each leads to its ablation. */
 export function claimsTable(claims, { links = false } = {}) {
   const hasPublished = claims.some((each) => each.published);
   const claim = ({ claim: text, ablation, scale }) =>
     links ? h("a", { href: link(["ablations", ablation], { scale: scaleName(scale) }), "data-key": `claim ${ablation} ${text}` }, text) : text;
   const line = (each) => [
-    [claim(each), h("small", {}, [each.source, links && each.ablation, links && each.scale].filter(Boolean).join(" · "))],
+    [
+      claim(each),
+      h("small", {}, [each.source, links && each.ablation, links && each.scale, origin(each)].filter(Boolean).join(" · ")),
+      each.note && h("details", {}, h("summary", {}, "note"), each.note),
+    ],
     verdict(each),
     [h("small", {}, each.measure, ": "), values(each.ours, each.pairs)],
     difference(each),
