@@ -9,27 +9,21 @@ import functools
 import re
 from pathlib import Path
 
-from cope_sweep.config import load_ablation
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.reports.heads import claimed_figures, measured_heads
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper, with_q
+from cope_sweep.read.tables.claims import claim_findings, head_findings
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.store import ParquetStore
 from cope_sweep.store.results_file import file_name, run_files
-from tests.helpers.shipped import shipped_files
+from tests.ablations.claims_page import claims_text
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
 HEADING = "# Results\n\nReports of `cope-sweep report --out`. Each has its provenance and comparisons.\n\n"
-CLAIMS_HEADING = (
-    "## Claims\n\nWhat the paper (or a file's hypothesis) says, and whether our small models show it. "
-    "The difference is the smallest in the claimed direction, with its 95 % interval; q is p corrected for all claims of "
-    "this page (Benjamini–Hochberg). [What the verdicts mean](../../docs/concepts/statistics.md#claims).\n\n"
-)
 REPORTS_HEADING = "\n## Reports\n\n"
 BASE = "base"
 MOST_ROWS = 10
@@ -90,7 +84,7 @@ def quick_start():
     """The table of the quick start, and what its sign means."""
     report = next(each for each in our_reports() if stem_of(each) == "quickstart")
     table = table_of(report).to_markdown().partition("\n\n")[0] + "\n"
-    sign = "\n†: the seeds do no better than a rule that always gives the most frequent answer.\n"
+    sign = "\n†: the seeds do no better than a rule that always gives the most frequent answer; 1/2†: one of the two.\n"
     return table + (sign if "†" in table else "")
 
 
@@ -259,47 +253,11 @@ def findings_of(report):
     return (*about_rows, *head_findings(claimed_figures(report.plan), heads, declarations, report.records))
 
 
-def claims_of_all():
-    """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
-    found = [(each, finding) for each in our_reports() for finding in findings_of(each)]
-    of_page = with_q([finding for _, finding in found])
-    found = [(report, finding) for (report, _), finding in zip(found, of_page, strict=True)]
-    lines = []
-    for report, finding in found:
-        size = report.plan.ablation.scale or ("the paper's" if finding.published else BASE)
-        ours = f"{finding.measure}: {finding.ours}"
-        cells = [finding.source or "–", finding.claim, size, ours, finding.published or "–"]
-        link = f"[{markdown_text(stem_of(report))}]({stem_of(report)}.md)"
-        numbers = [finding.texts[name] for name in ("difference", "n", "p", "q", "size")]
-        texts = [*map(markdown_text, cells), *numbers, f"**{finding.verdict_text}**", link]
-        lines.append((place_in_paper(finding.source), f"| {' | '.join(texts)} |"))
-    reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}
-    for path in shipped_files():
-        content = load_ablation(path).content
-        about_heads = [each for each in content.figures if each.has_claim]
-        claims = [(each.text, each.source) for each in content.claims]
-        for text, source in claims + [(each.claim, each.source) for each in about_heads]:
-            if (path.stem, text) not in reported:
-                texts = [
-                    markdown_text(source or "–"),
-                    markdown_text(text),
-                    "",
-                    *["–"] * 7,
-                    "**not trained**",
-                ]
-                link = f"[{markdown_text(path.stem)}](../{path.name})"
-                lines.append((place_in_paper(source), f"| {' | '.join([*texts, link])} |"))
-    head = ["| paper | claim | scale | ours | paper's | difference [95 %] | n | p | q | size | verdict | report |"]
-    head.append("| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |")
-    return "\n".join(head + [line for _, line in sorted(lines, key=lambda each: each[0])]) + "\n"
-
-
 def all_results():
     """The text of ablations/results/README.md."""
     parts = [
         HEADING,
-        CLAIMS_HEADING,
-        claims_of_all(),
+        claims_text(our_reports(), findings_of),
         REPORTS_HEADING,
         re.sub(r"\(\./", "(", overview(our_reports(), ".")),
     ]

@@ -75,6 +75,7 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
         scale=plan.ablation.scale,
         measure=finding.measure,
         ours=finding.ours,
+        headline=finding.headline,
         published=finding.published,
         p=finite(finding.largest_p),
         q=finite(finding.q),

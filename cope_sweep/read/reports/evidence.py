@@ -33,6 +33,7 @@ from cope_sweep.read.reports.provenance import Provenance, provenance
 from cope_sweep.read.reports.runs import result_files, run_frame, write_files
 from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
 from cope_sweep.read.reports.thresholds import thresholds
+from cope_sweep.read.reports.trained import trained_lines
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import (
@@ -267,10 +268,10 @@ class Evidence:
         """The report as Markdown, with the pictures of some figures (name → file or URL)."""
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
+        parts += [f"**Result: {markdown_text(self.answer)}**"] if self.answer else []
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
         if self.hypothesis_verdict:
             parts.append(f"**The hypothesis is {self.hypothesis_verdict}.**")
-        parts += [f"**Result: {markdown_text(self.answer)}**"] if self.answer else []
         parts += [EXPLORATORY] if content.exploratory else []
         if content.reproduces:
             size = ", at another size than the paper's" if self.table.model.replaced else ""
@@ -287,6 +288,8 @@ class Evidence:
                 f"- {markdown_text(each.claim)}: {markdown_text(each.note)}" for each in self.findings if each.note
             ]
             parts += ["\n".join(notes)] if notes else []
+        trained = [f"- {name}: {markdown_text(text)}" for name, text in trained_lines(self.plan)]
+        parts += ["## What was trained", "\n".join(trained)]
         parts.append("## Results")
         if self.draws is None:
             parts.append(markdown(self.shown).strip())
@@ -304,13 +307,13 @@ class Evidence:
                 title = markdown_text(figure.title) + (f", as {markdown_text(figure.source)}" if figure.source else "")
                 parts.append(f"![{title}]({pictures[figure.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
-        rows = [
-            *self.provenance.lines,
-            ("This report", f"`cope-sweep report {self.plan.ablation.cli_args}{self._compare_option}`"),
-        ]
-        cells = [(name, text.replace("|", r"\|")) for name, text in rows]
+        cells = [(name, text.replace("|", r"\|")) for name, text in self.provenance.lines]
         provenance_lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in cells)]
         parts += ["## Provenance", "\n".join(provenance_lines)]
+        # Their own block: sweeps of single rows have many long ones.
+        report = f"cope-sweep report {self.plan.ablation.cli_args}{self._compare_option}"
+        parts += ["Commands that trained the runs, and that of this report:"]
+        parts += ["\n".join(("```bash", *(self.provenance.commands or ("# not recorded",)), report, "```"))]
         return "\n\n".join(parts) + "\n"
 
     def to_html(self) -> str:

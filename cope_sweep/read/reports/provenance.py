@@ -61,7 +61,6 @@ class Provenance:
             ("Runs", f"{self.runs} finished, {self.first} to {self.last}"),
             ("Seeds", seeds_text(self.seeds) or UNKNOWN),
             ("Compute", f"{duration(self.compute_s)} (sum of the wall times of the runs)"),
-            ("Command", " / ".join(f"`{command}`" for command in self.commands) or UNKNOWN),
         )
 
 

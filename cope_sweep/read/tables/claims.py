@@ -134,6 +134,8 @@ class Pair:
     than: TableRow
     cell: MetricCell
     """What decides for the row called better."""
+    than_cell: MetricCell
+    """What decides for the row called worse."""
     comparison: Comparison
     """`better` minus `than`; its verdict is better, worse, or empty if there is no significant difference."""
     margin: float | None = None
@@ -215,6 +217,23 @@ class Finding:
         if self.says == "equivalent":
             return max(self.pairs, key=_may_differ_by, default=None)
         return min(self.pairs, key=lambda pair: pair.gain[0], default=None)
+
+    @property
+    def headline(self) -> str:
+        """`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the best other.
+
+        Of rows that are called equivalent or not worse, those of the weakest pair. Of heads, their values.
+        """
+        if not self.pairs or self.weakest is None:
+            return self.ours
+        column = self.pairs[0].cell.column
+        shown = self.weakest
+        if self.says == "better":
+            best = column.best(self.pairs, key=lambda pair: pair.cell.summary.mean).better.row
+            shown = min((pair for pair in self.pairs if pair.better.row == best), key=lambda pair: pair.gain[0])
+        others = sum(pair.better.row == shown.better.row for pair in self.pairs)
+        ours, other = shown.cell.mean_text, shown.than_cell.mean_text
+        return f"{shown.better.short} {ours}, {'best other ' if others > 1 else ''}{shown.than.short} {other}"
 
     @property
     def n(self) -> tuple[int, int] | None:
@@ -412,7 +431,7 @@ def _with_verdict(
             verdict = "better" if is_better(test.difference, column.goal) else "worse"
         comparison = Comparison(other.row, test.difference, verdict, None if math.isnan(test.p) else test.p)
         margin = claim.margin_at(other.metrics[than_column.name].summary.mean, column.scale)
-        pair = Pair(row, other, row.metrics[column.name], comparison, margin)
+        pair = Pair(row, other, row.metrics[column.name], other.metrics[than_column.name], comparison, margin)
         pairs.append(replace(pair, outcome=_outcome(pair, claim.says)))
     # An interval without ends says as little about equivalence as a p that cannot be small about a difference.
     has_enough = [

@@ -185,14 +185,10 @@ def _note(model: TableModel) -> str:
         sentences.append("Bold: best of its group" if has_groups else "Bold: best")
     if any(cell.mostly_stuck for _, _, cell in cells):
         sentences.append(f"{STUCK}: most seeds are stuck")
-    columns_by_seeds: dict[str, list[str]] = {}
-    for row, column, cell in cells:
-        if cell.stuck and not cell.mostly_stuck:
-            stuck_seeds = f"{len(cell.stuck)} of {cell.summary.n} seeds of {row.short}"
-            columns_by_seeds.setdefault(stuck_seeds, []).append(column.label)
-    if columns_by_seeds:
-        listed = [f"{stuck_seeds} ({', '.join(labels)})" for stuck_seeds, labels in columns_by_seeds.items()]
-        sentences.append(f"Some seeds are stuck: {', '.join(listed)}")
+    example = next((cell for _, _, cell in cells if cell.stuck and not cell.mostly_stuck), None)
+    if example is not None:
+        k, n = len(example.stuck), example.summary.n
+        sentences.append(f"{k}/{n}{STUCK}: {k} of {n} seeds {'are' if k > 1 else 'is'} stuck")
     if any(cell.stuck for _, _, cell in cells):
         sentences.append("Stuck: no better than a rule that does not solve the task")
     with_learned = [cell for _, _, cell in cells if cell.learned and cell.learned.n]

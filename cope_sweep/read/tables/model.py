@@ -50,7 +50,7 @@ POSITION = "model.position"
 PAPER = "paper"
 """What `Comparison.against` says if a cell is compared with its published value."""
 STUCK = "†"
-"""Follows a mean if most seeds are stuck."""
+"""Follows a mean if most seeds are stuck; after their number if some are: `2/7†`."""
 STARS = (0.05, 0.01, 0.001)
 """Largest p for one star, two and three."""
 
@@ -188,18 +188,25 @@ class MetricCell:
         return metric_text(self.column, value, self.decimals, signed=signed)
 
     @property
+    def mean_text(self) -> str:
+        """The mean over seeds, alone."""
+        return self.number_text(self.summary.mean)
+
+    @property
     def text(self) -> str:
         """The mean and the standard deviation over seeds: `3.40 ± 4.72`."""
-        mean, std = self.number_text(self.summary.mean), self.summary.std
+        mean, std = self.mean_text, self.summary.std
         return mean if math.isnan(std) or self.column.exact else f"{mean} ± {self.number_text(std)}"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What follows the text: the number of seeds if some are missing, and a sign if most of them are stuck."""
+        """What follows the text: the number of seeds if some are missing, and a sign if most or some of them are stuck."""
         if self.summary.n == 0:
             return ()
         missing = () if self.summary.n == self.seeds else (f"(n={self.summary.n})",)
-        return (*missing, STUCK) if self.mostly_stuck else missing
+        if not self.stuck:
+            return missing
+        return (*missing, STUCK if self.mostly_stuck else f"{len(self.stuck)}/{self.summary.n}{STUCK}")
 
     @property
     def mostly_stuck(self) -> bool:

@@ -143,6 +143,12 @@ function bySource(claims) {
   return [...groups].sort(([a], [b]) => (a === "Beyond the paper") - (b === "Beyond the paper"));
 }
 
+/** The values of the first claim that decides: "OOD (%): CoPE 1.4, best other RoPE 7.1". */
+function headline(claims) {
+  const first = claims.find((each) => !each.decided_by.length && each.headline);
+  return first ? `${first.measure}: ${first.headline}` : "";
+}
+
 /** What a person sees who has trained nothing yet. */
 const WELCOME = h("div", { class: "welcome" },
   h("p", {}, "Which position encoding helps, on which task, at which size? An ", h("b", {}, "ablation"), " is a file that says what varies; each combination is a row, trained with several seeds, and the table says which differences are real."),
@@ -171,7 +177,7 @@ export function overview(root) {
           ),
           bySource(found).map(([source, about]) =>
             h("details", { class: "folded" },
-              h("summary", {}, h("b", {}, source), " ", shownOf(about)),
+              h("summary", {}, h("b", {}, source), " ", h("span", {}, shownOf(about)), h("small", {}, headline(about))),
               claimsTable(about, { links: true }),
             ),
           ),
