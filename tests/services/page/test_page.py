@@ -637,7 +637,12 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     store = site.sample.store
     record = write_sweep(store, site.sample.plan)
     page = visitor.open(f"sweeps/{record.sweep_id}", ".tiles")
-    assert page.locator(".tile dt").all_inner_texts() == ["remaining time", "steps per second", "worker groups", "nodes"]
+    assert page.locator(".tile dt").all_inner_texts() == [
+        "remaining time",
+        "steps per second",
+        "worker groups",
+        "nodes",
+    ]
     assert page.locator(".counts").inner_text().startswith("2 of 4 finished")
     page.wait_for_selector("section:has(#curves) .uplot canvas")
     assert page.get_by_role("button", name="Stop", exact=True).is_visible()
