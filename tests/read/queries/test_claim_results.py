@@ -29,7 +29,7 @@ def test_figures_of_heads_have_their_claims() -> None:
         ("Figure 6 (bottom)", "not shown"),
     ]
     for claim in claims:
-        assert (claim.n, claim.difference, claim.size, claim.q, claim.texts.n) == (None, None, None, None, "–")
+        assert (claim.n, claim.difference, claim.size, claim.texts.n) == (None, None, None, "–")
 
 
 def test_reports_with_measures_of_heads_have_one_scale() -> None:
