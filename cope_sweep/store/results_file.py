@@ -145,7 +145,10 @@ class ResultsFile:
             kept = self._attributes.get(DECLARED)
             if kept is None:
                 return None
-            return {str(claim): Declaration(int(time_ms), str(commit)) for claim, (time_ms, commit) in kept.items()}
+            declarations = {claim: Declaration(int(time_ms), str(commit)) for claim, (time_ms, commit) in kept.items()}
+            if any(abs(declaration.time_ms) > MAX_INTEGER for declaration in declarations.values()):
+                raise ValueError(f"its attribute {DECLARED!r} has a time that no file can have")
+            return declarations
 
     @cached_property
     def assignments(self) -> list[str]:

@@ -107,10 +107,11 @@ def test_declared_before_and_after_the_runs(store, tmp_path):
     frame.attrs = {}
     frame.to_parquet(results.root / "copying.parquet")
     assert declared(PLAN, results) == ["not recorded", "not recorded"]
-    frame.attrs = {"declared": ["no mapping"]}
-    frame.to_parquet(results.root / "copying.parquet")
-    with raises("damaged_report"):
-        declared(PLAN, results)
+    for wrong in (["no mapping"], {"a": 1}, {"a": ["x", "abc"]}, {"a": [10**40, "abc"]}, {"a": [1, "abc", 2]}):
+        frame.attrs = {"declared": wrong}
+        frame.to_parquet(results.root / "copying.parquet")
+        with raises("damaged_report"):
+            declared(PLAN, results)
 
 
 @pytest.mark.parametrize(
