@@ -393,7 +393,7 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
                 finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
             declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
-            findings.append(replace(finding, declared=declared, note=claim.note))
+            findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))
     return tuple(findings)
 
 

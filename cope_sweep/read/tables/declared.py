@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache
 from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config import Plan, SpecError
@@ -25,6 +27,10 @@ NOT_RECORDED = "not recorded"
 PAGE = 100
 """Number of sweeps to look up at once."""
 SHORT_COMMIT = 7
+MAX_CACHED = 4096
+_known: LRUCache[tuple[str, str], tuple[frozenset[str] | None, Declaration]] = LRUCache(MAX_CACHED)
+"""Store and sweep → what its record declares, which never changes: a record may be large."""
+_lock = Lock()
 ANY_FIGURE: TypeAdapter[FigureSpec] = TypeAdapter(AnyFigure)
 
 
@@ -54,31 +60,37 @@ def _of_store(plan: Plan, store: Store) -> Declarations | None:
     wanted |= {figure.claim_identity for figure in content.figures if figure.has_claim}
     found: Declarations = {}
     is_recorded = False
-    for record in _sweeps(store, plan.name):
-        identities = declared_by(record)
+    for identities, declaration in _sweeps(store, plan.name):
         if identities is None:
             continue
         is_recorded = True
-        for identity in identities & (wanted - found.keys()):
-            found[identity] = Declaration(record.started_ms, record.git_commit or "")
+        found |= dict.fromkeys(identities & (wanted - found.keys()), declaration)
         if wanted <= found.keys():
             break
     return found if is_recorded else None
 
 
-def _sweeps(store: Store, ablation: str) -> Iterator[SweepRecord]:
-    """The records of an ablation's sweeps, oldest first."""
+def _sweeps(store: Store, ablation: str) -> Iterator[tuple[frozenset[str] | None, Declaration]]:
+    """What `declared_by` finds in the records of an ablation's sweeps, and when they started; oldest first."""
     total = store.index.sweep_page(ablation=ablation, limit=1).total
     for end in range(total, 0, -PAGE):
         start = max(0, end - PAGE)
         page = store.index.sweep_page(ablation=ablation, limit=end - start, offset=start)
         for summary in reversed(page.sweeps):
-            with suppress(DamagedError):
-                if (record := store.sweep(summary.sweep_id)) is not None:
-                    yield record
+            key = (str(store.location), summary.sweep_id)
+            with _lock:
+                known = _known.get(key)
+            if known is None:
+                with suppress(DamagedError):
+                    if (record := store.sweep(summary.sweep_id)) is not None:
+                        known = declared_by(record), Declaration(record.started_ms, record.git_commit or "")
+                        with _lock:
+                            _known[key] = known
+            if known is not None:
+                yield known
 
 
-def declared_by(record: SweepRecord) -> set[str] | None:
+def declared_by(record: SweepRecord) -> frozenset[str] | None:
     """The identities of the claims in the ablation file of a sweep; None if its record does not have the file."""
     if record.data:
         return declared_in(record.data, record.scale)
@@ -88,7 +100,7 @@ def declared_by(record: SweepRecord) -> set[str] | None:
     return None
 
 
-def declared_in(data: Mapping[str, Any], scale: str | None) -> set[str]:
+def declared_in(data: Mapping[str, Any], scale: str | None) -> frozenset[str]:
     """The identities of the claims in the content of an ablation file at a scale; of claims that are valid here."""
     scales = data.get("scales") or {}
     layers = [(scales.get(scale) or {}) if scale else {}, data]
@@ -106,7 +118,7 @@ def declared_in(data: Mapping[str, Any], scale: str | None) -> set[str]:
         with suppress(ValidationError):
             figure = ANY_FIGURE.validate_python(each)
             identities |= {figure.claim_identity} if figure.has_claim else set()
-    return identities
+    return frozenset(identities)
 
 
 def declared_text(identity: str, declarations: Declarations | None, starts_ms: Mapping[int, int]) -> str:

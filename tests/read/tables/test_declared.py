@@ -10,6 +10,8 @@ from cope_sweep.read.reports.runs import copy_runs
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.declared import declared_in, declared_text, plan_declarations
+from cope_sweep.read.tables.model import table_model
+from cope_sweep.records import RunRecord
 from cope_sweep.store import ParquetStore, Store
 from cope_sweep.store.results_file import Declaration
 from tests.helpers.errors import raises
@@ -129,3 +131,10 @@ def test_text(time_ms, commit, text):
 def test_claims_of_this_file_are_valid():
     assert validate(Source("x", data(CLAIM, LATER), {}), "x")
     assert declared_text("a", {}, {}) == ""
+
+
+def test_a_note_is_one_line():
+    plan = plan_of(claims=[CLAIM | {"note": "More steps\nwould settle it.\n"}])
+    (found,) = claim_findings(plan, table_model(plan, {run.run_id: RunRecord(run_id=run.run_id) for run in plan.runs}))
+    assert found.note == "More steps would settle it."
+    assert found.declared == "", "no run has started"
