@@ -228,7 +228,7 @@ def test_a_report_with_set_comes_back_with_it(store, tmp_path):
     found = evidence(read_results(changed, store))
     write_evidence(found, tmp_path)
     command = "cope-sweep report copying --set 'seeds=[0,1,2]' --set train.batch=3"
-    assert f"`{command} --compare" in (tmp_path / "copying.md").read_text()
+    assert f"\n{command} --compare model.position=CoPE\n```" in (tmp_path / "copying.md").read_text()
     kept = ParquetStore(tmp_path)
     assert recorded_plan(plan, kept).runs == changed.runs
     assert evidence(read_results(recorded_plan(plan, kept), kept)).files() == found.files()
