@@ -188,6 +188,8 @@ class Finding:
     """p, corrected for all claims of a page (`with_q`); NaN if the page has no other."""
     p_of_heads: float = math.nan
     """The p of a claim about heads; NaN if it was not tested."""
+    seeds_of_heads: int = 0
+    """The number of seeds by which a claim about heads is judged."""
     reason: str = ""
     """Why a claim about heads was not tested."""
     declared: str = ""
@@ -239,6 +241,7 @@ class Finding:
     def n(self) -> tuple[int, int] | None:
         """The smallest and the largest number of runs of a row, or of pairs of runs; None without tested rows."""
         counts = [count for pair in self.pairs for count in pair.comparison.difference.n]
+        counts += [self.seeds_of_heads] * (self.seeds_of_heads > 0)
         return (min(counts), max(counts)) if counts else None
 
     @property
@@ -331,7 +334,8 @@ def head_findings(
         findings.append(
             Finding(
                 figure.claim, figure.source, f"AUC: {measured}", judged.verdict, _our_heads(judged, of_figure),
-                is_about_heads=True, p_of_heads=math.nan if judged.p is None else judged.p, reason=judged.reason,
+                is_about_heads=True, p_of_heads=math.nan if judged.p is None else judged.p,
+                seeds_of_heads=judged.auc.n, reason=judged.reason,
                 declared=declared_text(figure.claim_identity, declarations, _starts_of_heads(of_figure, records or {})),
             )
         )  # fmt: skip

@@ -29,7 +29,8 @@ def test_figures_of_heads_have_their_claims() -> None:
         ("Figure 6 (bottom)", "not shown"),
     ]
     for claim in claims:
-        assert (claim.n, claim.difference, claim.size, claim.texts.n) == (None, None, None, "–")
+        assert (claim.difference, claim.size, claim.n, claim.texts.n) == (None, None, 5, "5"), "seeds with controls"
+        assert claim.q >= claim.p > 0.05, "its p is one of those of the page"
 
 
 def test_reports_with_measures_of_heads_have_one_scale() -> None:
