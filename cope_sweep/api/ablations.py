@@ -303,8 +303,8 @@ class ClaimResult(Answer):
     measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
     ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
     headline: str = Field(
-        description="`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the best "
-        "one that it compares it with."
+        description="`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the "
+        "best one that it compares it with."
     )
     published: str = Field(description="The published values of the same rows; empty if there are none.")
     p: float | None = Field(

@@ -5,6 +5,7 @@ measured. Of a claim that several reports make in the same words, one decides: w
 else all of them together.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -87,7 +88,8 @@ class Entry:
 
     @property
     def task(self) -> str:
-        return self.report.plan.rows[0].runs[0].task.kind
+        pairs = self.finding.pairs
+        return pairs[0].better.runs[0][0].task.kind if pairs else ""
 
     @property
     def is_decided(self) -> bool:
@@ -191,9 +193,10 @@ def lines_of_paper(groups):
 def lines_beyond(groups):
     """A Markdown table with a line for each claim that is none of the paper's."""
     lines = ["| | claim | result | n | p | q | recipe, size | report |", "| - | - | - | - | - | - | - | - |"]
-    for (source, claim), group in groups.items():
-        if source:
-            continue
+    beyond = [(claim, group) for (source, claim), group in groups.items() if not source]
+    # What is shown first, the surest of it before the rest.
+    order = list(SIGNS.values())
+    for claim, group in sorted(beyond, key=lambda each: (order.index(sign_of([each[1]])), surest(each[1]))):
         for entry in deciding(group):
             found = entry.finding
             cells = [
@@ -206,6 +209,11 @@ def lines_beyond(groups):
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def surest(entries):
+    """The smallest q of the entries that decide; those without one come last."""
+    return min((entry.finding.q for entry in deciding(entries) if not math.isnan(entry.finding.q)), default=math.inf)
 
 
 def reason(entry):

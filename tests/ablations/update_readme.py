@@ -143,10 +143,12 @@ def claims():
     assert out_of_distribution.verdict == "shown"
     more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
     assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
-    longer = "longer/token_error"
+    longer, shorter = "longer/token_error", "shorter/token_error"
     names, text, much_text = map(Means, ("counting.several_variables", "wikitext.small", "wikitext.long"))
     for report, verdict in ((names, "shown"), (text, "shown"), (much_text, "shown")):
         assert claim_findings(report.report.plan, table_of(report.report).model)[0].verdict == verdict, report.link
+    text_relative, text_beside = (claim_findings(text.report.plan, table_of(text.report).model)[n] for n in (1, 2))
+    assert (text_relative.verdict, text_beside.verdict) == ("not shown", "shown")
     relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
     assert relative.verdict == beside.verdict == "not shown"
     lengths, sentences = Means("flip_flop_lengths.small"), Means("last_sentence.constant_rate")
@@ -165,6 +167,13 @@ def claims():
     dense = many.least("dense/token_error", "Selective copy · ", but=solving)
     far = f"{wrong}@16x"
     by_length = Means("encodings_counting")
+    for words, row in (("Fewer passes", "xPos"), ("Fewer passes", "RoPE"), ("1 ×", "xPos"), ("1 ×", "RoPE")):
+        pairs = [
+            pair for found in findings_of(by_length.report) for pair in found.pairs if found.measure == f"{words} (%)"
+        ]
+        own = [pair for pair in pairs if (pair.better.short, pair.than.short) == ("CoPE", row)]
+        assert own, (words, row)
+        assert all(pair.outcome == "" for pair in own), (words, row)
     others_of_length = {
         metric: by_length.least(metric, "Counting · ", but=["CoPE", "CoPE, 16 positions", "FoX"])
         for metric in (f"{wrong}@8x", longer)
@@ -174,6 +183,10 @@ def claims():
     assert f"{other_shares.largest_p:.3f}" == f"{more_blanks.largest_p:.3f}" == "0.005"
     far_apart = many.finding("In Flip-Flop of 16 times the trained length")
     assert (far_apart.measure, far_apart.verdict) == ("16 × (%)", "shown")
+    tuned_flip = many.finding(
+        "Where more instructions are ignored than in training, CoPE makes fewer errors than absolute"
+    )
+    assert (tuned_flip.measure, tuned_flip.verdict) == ("Sparse (%)", "not shown")
     at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
     assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
     return f"""\
@@ -185,11 +198,15 @@ RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
 {many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds). Flip-Flop 16 times as long: stick-breaking \
-{many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with 16 positions \
-{many[f"Flip-Flop · CoPE, 16 positions, {far}"]} (p = {far_apart.largest_p:.3f}), with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}.
-- [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
+{many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, CoPE with a short convolution \
+{many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE {many[f"Flip-Flop · DAPE, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}, \
+CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, Kerple {many[f"Flip-Flop · Kerple, {far}"]}, CoPE with a position for every token \
+{many[f"Flip-Flop · CoPE, {far}"]} (against 16 positions p = {far_apart.largest_p:.3f}).
+- [Flip-Flop, with more instructions to ignore than in training]({flip.link}), one recipe: CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]} \
-(p = {out_of_distribution.largest_p:.1g}, {flip.seeds} seeds).
+(p = {out_of_distribution.largest_p:.1g}, {flip.seeds} seeds). [Every row tuned alike]({many.link}), the same is **not shown**: CoPE \
+{many[f"Flip-Flop · CoPE, {sparse}"]}, RoPE {many[f"Flip-Flop · RoPE, {sparse}"]} (p = {tuned_flip.largest_p:.2f}, {many.seeds} seeds), Kerple \
+{many[f"Flip-Flop · Kerple, {sparse}"]}: seeds that have learned the task make few errors with either, and RoPE's learn it less often.
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.largest_p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \
@@ -202,7 +219,10 @@ than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds).
 - [Counting, 14 encodings]({by_length.link}), sequences 8 times as long: FoX {by_length[f"Counting · FoX, {wrong}@8x"]}, CoPE with 16 positions \
 {by_length[f"Counting · CoPE, 16 positions, {wrong}@8x"]}, with a position for every token {by_length[f"Counting · CoPE, {wrong}@8x"]}, others at \
 least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
-{by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (7 seeds).
+{by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (7 seeds). \
+With fewer passes, and in distribution, CoPE is no better than RoPE and xPos: {by_length[f"Counting · CoPE, {shorter}"]}, \
+{by_length[f"Counting · RoPE, {shorter}"]} and {by_length[f"Counting · xPos, {shorter}"]} with fewer, \
+{by_length[f"Counting · CoPE, {wrong}"]}, {by_length[f"Counting · RoPE, {wrong}"]} and {by_length[f"Counting · xPos, {wrong}"]} in distribution.
 - [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE \
 {sentences[f"CoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]}, relative {sentences[f"Relative, {longer}"]}, absolute \
 {sentences[f"Absolute, {longer}"]} (p = {alone.largest_p:.3f}, 8 seeds); CoPE beside RoPE {sentences[f"CoPE + RoPE, {longer}"]} (p = {beside_rope.largest_p:.3f}).

@@ -25,14 +25,20 @@ def trained_lines(plan: Plan) -> Iterator[tuple[str, str]]:
         names = dict.fromkeys(name for fields in of_kind for name in fields if name != "kind")
         fields = [f"{name} {_listed(each[name] for each in of_kind if name in each)}" for name in names]
         yield "Task", ", ".join([run.task.kind, *fields])
-    yield "Model", (
-        f"{values(lambda run: run.model.family.kind)}, {values(lambda run: run.model.layers)} layers of width "
-        f"{values(lambda run: run.model.dim)}, {values(lambda run: run.model.heads)} heads"
+    yield (
+        "Model",
+        (
+            f"{values(lambda run: run.model.family.kind)}, {values(lambda run: run.model.layers)} layers of width "
+            f"{values(lambda run: run.model.dim)}, {values(lambda run: run.model.heads)} heads"
+        ),
     )
-    yield "Training", (
-        f"{values(lambda run: run.train.steps)} steps of {values(lambda run: run.train.batch)} sequences, "
-        f"learning rate {values(lambda run: run.train.lr)} ({values(lambda run: run.train.schedule.kind)}), "
-        f"{values(lambda run: run.train.optimizer.kind)}, weight decay {values(lambda run: run.train.weight_decay)}"
+    yield (
+        "Training",
+        (
+            f"{values(lambda run: run.train.steps)} steps of {values(lambda run: run.train.batch)} sequences, "
+            f"learning rate {values(lambda run: run.train.lr)} ({values(lambda run: run.train.schedule.kind)}), "
+            f"{values(lambda run: run.train.optimizer.kind)}, weight decay {values(lambda run: run.train.weight_decay)}"
+        ),
     )
     seeds = plan.ablation.content.row_seeds
     yield "Rows", f"{len(plan.rows)}, which differ in {', '.join(plan.axes.values()) or 'nothing'}"

@@ -224,10 +224,11 @@ class Finding:
     def headline(self) -> str:
         """`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the best other.
 
-        Of rows that are called equivalent or not worse, those of the weakest pair. Of heads, their values.
+        Of rows that are called equivalent or not worse, those of the weakest pair. Of heads, their AUC and that of the
+        first kind of controls.
         """
         if not self.pairs or self.weakest is None:
-            return self.ours
+            return "; ".join(self.ours.split("; ")[:2])
         column = self.pairs[0].cell.column
         shown = self.weakest
         if self.says == "better":

@@ -200,7 +200,7 @@ class MetricCell:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What follows the text: the number of seeds if some are missing, and a sign if most or some of them are stuck."""
+        """What follows the text: the number of seeds if some are missing, and a sign if seeds are stuck."""
         if self.summary.n == 0:
             return ()
         missing = () if self.summary.n == self.seeds else (f"(n={self.summary.n})",)
