@@ -554,7 +554,7 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
         card = page.locator("ul.ablations > li", has_text="Two tasks")
         assert card.locator(".leaders dt").all_inner_texts()[:3] == ["In-dist. (%)", "Copy · CoPE", "Recall · CoPE"]
         assert card.locator(".leaders").inner_text().split("\n")[-1] == "10.20 ± 0.16 worse than CoPE"
-        assert card.locator(".state").inner_text() == "finished"
+        assert card.locator(".stage").inner_text() == "finished"
         assert "1 of 1 claim shown" in card.locator(".sizes").inner_text()
         assert visitor.problems == []
 

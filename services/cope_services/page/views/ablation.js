@@ -19,12 +19,6 @@ const FORMATS = [
 
 const COMMITTED = "Results of this repository; you have not trained this yet.";
 
-/** The published values of the file as it is: row → metric → value. Scales are not compared with them. */
-async function publishedValues(name) {
-  const base = await get(at(["ablations", name, "table"], { format: "json" }));
-  return new Map(base.rows.map((row) => [row.row, row.metrics]));
-}
-
 const hasPublished = (table) => table.rows.some((row) => Object.values(row.metrics).some((cell) => cell.published));
 
 /** The claims with their verdicts, below what they say about the hypothesis. */
@@ -45,8 +39,7 @@ async function loadTable(detail, { scale, sets }, asked, committed) {
   const against = known ? asked : own;
   const compare = against === "none" ? null : against;
   const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, set: sets, compare, committed }));
-  const published = hasPublished(table) || !(scale || sets.length) ? null : await publishedValues(detail.name);
-  return { table, against: against ?? table.compared?.against ?? "none", published, canPaper: hasPublished(table) };
+  return { table, against: against ?? table.compared?.against ?? "none", canPaper: hasPublished(table) };
 }
 
 /** Show the runs of another scale, or with other values: `size` are parameters of the address. */

@@ -7,6 +7,7 @@ import { scaleName } from "../status.js";
 
 const CLASSES = { shown: "good", opposite: "bad" };
 const LONG = 160; // characters of values
+const DECLARED = { after: "declared after its runs had started", "not recorded": "not recorded when declared" };
 
 function verdict({ verdict: text, meaning, shown, pairs, texts, p, q }) {
   const inPart = pairs > 0 && ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
@@ -29,7 +30,7 @@ const values = (text, pairs) => (text.length > LONG ? h("details", {}, h("summar
 const origin = ({ recipe, decided_by: deciding, declared }) =>
   [
     deciding.length ? `${recipe}: ${deciding.join(", ")} decides` : recipe,
-    declared && (declared === "not recorded" ? "not recorded when declared" : `declared ${declared}`),
+    declared && (DECLARED[declared] ?? `declared ${declared}`),
   ]
     .filter(Boolean)
     .join(" · ");

@@ -31,7 +31,7 @@ function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
   const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
   const about = claims.filter((each) => (each.scale ?? "") === scale);
   return h("li", {},
-    h("span", {}, text, " ", h("span", { class: `state ${stateOf(counts)}` }, stateOf(counts))),
+    h("span", {}, text, " ", h("span", { class: `stage ${stateOf(counts)}` }, stateOf(counts))),
     progress(counts),
     h("small", {}, summary(counts), !sets.length && about.length > 0 && ` · ${shownOf(about)}`),
   );

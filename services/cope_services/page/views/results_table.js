@@ -54,9 +54,9 @@ function comparisonText({ texts, ci_low: low, p_adjusted: p, against }) {
 }
 
 function cell(row, metric, context) {
-  const { params, published, widths, committed, shades } = context;
+  const { params, widths, committed, shades } = context;
   const found = row.metrics[metric.name];
-  const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
+  const paper = found.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
   const mark = found.mostly_stuck && h("sup", { class: "mark", title: STUCK }, "†");
@@ -204,8 +204,8 @@ function goals(metrics) {
 
 /** One table: the rows of a group, without the columns that none of them has. */
 function groupTable(label, rows, context) {
-  const { table, chosen, params, committed, published } = context;
-  const isUsed = ({ name }) => rows.some((row) => row.metrics[name].n || row.metrics[name].published || published?.get(row.row)?.[name]?.published);
+  const { table, chosen, params, committed } = context;
+  const isUsed = ({ name }) => rows.some((row) => row.metrics[name].n || row.metrics[name].published);
   const used = table.metrics.filter(isUsed);
   const metrics = used.length ? used : table.metrics; // nothing is trained yet
   const parameters = rows.some((row) => row.parameters !== null) && !metrics.some(({ name }) => name === "facts.parameters");
@@ -270,20 +270,16 @@ function references({ table, detail, against, canPaper }) {
 
 const FILTERED = 10; // rows from which a filter helps
 
-/**
- * A function that draws the table. The field of its filter is made once: it is typed in while the view changes.
- * `published` has the published values where this scale is not compared with them.
- */
+/** A function that draws the table. The field of its filter is made once: it is typed in while the view changes. */
 export function resultsTable(container) {
   const filter = searchField("Filter rows", "the name of the row", (only) => change({ only }, { replace: true }));
   const [controls, answer, tables, notes] = [h("div", { class: "bar controls" }), h("div"), h("div", { class: "tables" }), h("div", { class: "notes" })];
   return (context) => {
-    const { table, against, params, published, downloads, committed } = context;
+    const { table, against, params, canPaper, downloads, committed } = context;
     const only = params.get("only") ?? "";
     if (document.activeElement !== filter) filter.value = only;
     const words = only.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = table.rows.filter(({ row }) => words.every((word) => row.toLowerCase().includes(word)));
-    const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
     const isOrdered = [["", "by rank"], ["file", "as in the file"]];
     if (!controls.isConnected) replace(container, section("Results", { id: "results" }, answer, controls, tables, notes));
     replace(answer, table.compared?.answer && h("p", { class: "prose" }, table.compared.answer));
@@ -305,8 +301,8 @@ export function resultsTable(container) {
       [
         `Mean ± standard deviation over seeds. ${goals(table.metrics)} The more colour, the better in its column; grey: not learned.${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
         table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
-        shown &&
-          "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
+        canPaper && table.scaled.length > 0 &&
+          "The paper's numbers are of models and training of another size, so only the order of rows is compared with the paper's.",
         table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file.` : null,
         ...(table.compared?.rules ?? []),
         ...table.warnings,
