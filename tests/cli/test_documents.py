@@ -98,7 +98,7 @@ def test_the_evidence_of_one_ablation(declaring):
     last = logged[(logged["metric"] == "in_dist/token_error")].groupby("run_id")["value"].last()
     assert last.to_dict() == dict(zip(runs["run_id"], runs["in_dist/token_error"], strict=True))
     text = before[4].decode()
-    assert "`cope-sweep run tiny --local --no-mlflow --json`" in text
+    assert "\ncope-sweep run tiny --local --no-mlflow --json\n" in text
     assert "row minus the row with position = CoPE" in text
     compared = declaring("report", "tiny", "--compare", "none", "--out", "out")[0]
     assert compared
