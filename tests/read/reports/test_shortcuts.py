@@ -54,5 +54,5 @@ def test_a_seed_that_does_no_better_than_a_rule_is_stuck_and_has_not_learned(sto
     assert [cell.learned.k for cell in (some, most, none)] == [2, 1, 3]
     text = table.to_markdown()
     assert text.count(" † ") == 1  # most seeds of one row
-    assert text.count(" 1/3†") == 1  # one seed of another
+    assert text.count(" 1/3† ") == 1  # one seed of another
     assert "†: most seeds are stuck. 1/3†: 1 of 3 seeds is stuck." in text
