@@ -74,6 +74,7 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
     (one,) = findings_of(*NEAR, *FAR, *NEAR)
     assert [each.comparison.p_adjusted for each in one.pairs] == [pytest.approx(2 * 2 / 252), 1.0]
     assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
+    assert one.headline == "CoPE 1.00, best other None 1.00"
     drawn = claims_layout([one])
     assert [header.text for header in drawn.headers] == [
         "claim", "paper", "measure", "ours", "difference [95 %]", "n", "p", "verdict",
@@ -100,6 +101,7 @@ def test_values_of_many_rows_are_a_range():
         "5 rows from batch 2 · CoPE 0.00 ± 0.00 to batch 6 · CoPE 4.00 ± 0.00, "
         "10 others from batch 6 · RoPE 6.00 ± 0.00 to batch 6 · None 24.00 ± 0.00"
     )
+    assert one.headline == "batch 2 · CoPE 0.00, best other batch 2 · RoPE 10.00"  # on the same task
 
 
 def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decide():
