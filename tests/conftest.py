@@ -35,6 +35,9 @@ SHARED = {
 }
 """What a process starts once → the files, by the start of their paths, that use it: they are tested in one process."""
 
+BROWSER_TESTS = "tests/services/page/"
+"""The tests that drive a Chromium."""
+
 SLOW_S, FAST_S = 10.0, 0.1
 """About what a test takes that has the mark `slow`, and one without."""
 
@@ -89,6 +92,16 @@ def pytest_xdist_make_scheduler(config, log):
             return unit(nodeid)
 
     return Scheduling(config, log)
+
+
+def pytest_unconfigure(config):
+    """Say in the last line how many tests of the page were skipped, and why: a green run may have opened no page."""
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    skipped = terminal.stats.get("skipped", []) if terminal is not None else []
+    reasons = Counter(each.longrepr[2] for each in skipped if each.nodeid.startswith(BROWSER_TESTS))
+    for reason, number in reasons.items():
+        count = f"{number} browser test{'s were' if number > 1 else ' was'}"
+        terminal.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}", yellow=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
