@@ -3,10 +3,13 @@
     python -m docs.build [FOLDER]
 
 Each file keeps its place, so a link that works in the repository works on the site. A link that leads nowhere, or to a
-heading that does not exist, is an error.
+heading that does not exist, is an error. The search of the site finds the home page and the guide; developers' pages
+and reports of results are reached by links.
 """
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "docs" / "zensical.toml"
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""The front matter of a page that the search leaves out."""
 
 
 def links(markdown: str) -> set[str]:
@@ -46,14 +51,22 @@ def pages() -> set[Path]:
     return known
 
 
+def is_searched(path: Path) -> bool:
+    """Whether the search finds a page: 60 others would otherwise come before the few that a user needs."""
+    return path == Path("README.md") or path.parts[0] == "docs"
+
+
 def build(site: Path) -> None:
     """Build the site into a folder, which is replaced. Raises CalledProcessError for a link that leads nowhere."""
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
         shutil.copy(CONFIG, project)
         for path in pages():
-            (project / "pages" / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / path, project / "pages" / path)
+            page = project / "pages" / path
+            page.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, page)
+            if path.suffix == ".md" and not is_searched(path):
+                page.write_text(NOT_SEARCHED + page.read_text(encoding="utf-8"), encoding="utf-8")
         command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(project / CONFIG.name)]
         subprocess.run(command, cwd=project, check=True)
         shutil.rmtree(site, ignore_errors=True)
@@ -66,4 +79,5 @@ if __name__ == "__main__":
         build(folder)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write(f"{folder}/index.html\n")
+    served = f"python3 -m http.server --bind 127.0.0.1 --directory {shlex.quote(os.path.relpath(folder))} 8001"
+    sys.stdout.write(f"Open {folder}/index.html; with its search: {served}, then http://127.0.0.1:8001\n")

@@ -3,9 +3,11 @@
 import ast
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -200,11 +202,53 @@ def test_every_encoding_has_its_paper():
     assert {kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith(BUILT_IN)} == set(generate.PAPERS)
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built documents."""
+    folder = tmp_path_factory.mktemp("documents") / "site"
+    build.build(folder)
+    return folder
+
+
 @pytest.mark.slow
-def test_the_site_builds_and_every_link_leads_somewhere(tmp_path):
-    build.build(tmp_path / "site")
-    pages = [path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")]
+def test_the_site_builds_and_every_link_leads_somewhere(site):
+    pages = [path.relative_to(site).as_posix() for path in site.rglob("*.html")]
     assert {"index.html", "docs/index.html", "docs/tutorial.html", "docs/reference/keys.html"} <= set(pages)
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_guide_and_not_what_is_for_developers(site):
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    found = {item["location"].partition("#")[0] for item in items}
+    guide = {re.sub(r"README\.md$|\.md$", ".html", name).replace("/.html", "/index.html") for name in PAGES}
+    assert found == {"index.html", *guide}
+    assert (site / "ablations/results/flip_flop.html").exists()
+
+
+@pytest.mark.slow
+def test_options_and_keys_are_words_of_the_search(site):
+    separator = json.loads((site / "search.json").read_text(encoding="utf-8"))["config"]["separator"]
+    words = re.split(separator, "cope-sweep plan quickstart --set model.position.cope.p_max=16")
+    assert words == ["cope", "sweep", "plan", "quickstart", "--set", "model", "position", "cope", "p_max", "16"]
+
+
+@pytest.mark.slow
+def test_the_command_that_builds_the_site_says_how_to_open_it(tmp_path):
+    printed = output_of("-m", "docs.build", str(tmp_path / "site"), cwd=ROOT).splitlines()[-1]
+    assert str(tmp_path / "site" / "index.html") in printed
+    assert re.search(r"python3 -m http\.server .* (\d+), then http://127\.0\.0\.1:\1$", printed)
+
+
+def test_the_reference_has_no_ablations_of_a_reader(monkeypatch, tmp_path):
+    """His files are beside the shipped ones, and Git does not track them."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "ablations", folder / "ablations", ignore=shutil.ignore_patterns("results"))
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "add", "ablations"], check=True)
+    shutil.copy(folder / "ablations" / "quickstart.yaml", folder / "ablations" / "mine.yaml")
+    monkeypatch.setattr(generate, "shipped_files", lambda: shipped_files(folder))
+    page = read("docs/reference/ablations.md")
+    assert generate.with_part("ablations.md", page) == page
 
 
 def test_every_page_is_in_the_navigation():
