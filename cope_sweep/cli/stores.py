@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -367,6 +368,7 @@ def sync(
     """
     from cope_sweep.cli.files import open_store
     from cope_sweep.cli.progress import SENDING, progress_bar
+    from cope_sweep.read.queries.sweep_files import sweep_files
     from cope_sweep.redaction import redacted_url
     from cope_sweep.signals import stopping_on_signals
     from cope_sweep.tracking import sync as sending
@@ -389,7 +391,10 @@ def sync(
         try:
             check_uri(uri)
             with progress_bar(display, *SENDING) as bar:
-                outcome = sending.sync(opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
+                outcome = sending.sync(
+                    opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run,
+                    files=partial(sweep_files, opened),
+                )  # fmt: skip
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise

@@ -29,6 +29,7 @@ from cope_sweep.config.rows import only_rows
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
+from cope_sweep.read.queries.sweep_files import sweep_files
 from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
@@ -206,6 +207,7 @@ def _train(
             resources=resources,
             file_text=file_text,
             tracking_uri=uri,
+            files=partial(sweep_files, store),
             leave_out=leave_out,
             budget=budget,
             callbacks=Callbacks(on_event=display, on_note=on_note, on_row=display.add, on_sending=on_sending),

@@ -28,6 +28,7 @@ from cope_sweep.sweep.driver import WAITS_FOR_INDEX
 from cope_sweep.sweep.driver_log import DriverLog
 from cope_sweep.sweep.executor import Callbacks, Executor, Workload
 from cope_sweep.sweep.leases import LEASE_S, Leases
+from cope_sweep.tracking.sync import SweepFiles, no_files
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Search
@@ -115,6 +116,8 @@ class Sweep:
     """The text of the ablation file, for the record."""
     tracking_uri: str | None = None
     """The MLflow store; None for no copy in MLflow."""
+    files: SweepFiles = no_files
+    """Makes the files about the sweep that MLflow has, once it has ended."""
     leave_out: Collection[Status] = ()
     """Statuses of further runs that are not trained: `failed` keeps the failed runs of earlier sweeps."""
     budget: Budget = field(default_factory=Budget)
@@ -188,7 +191,17 @@ class Sweep:
         self._log.write(f"sweep {record.sweep_id} starts on {platform.node()}: {shlex.join(record.command)}")
         numbers = f"{len(work.todo)} runs to train, {len(work.reused)} finished before"
         self._log.write("\n".join([numbers, *self._notes]))
-        self._mlflow = _start_mlflow(self.store, record, self.tracking_uri, self.callbacks.on_note)
+        self._mlflow = self._start_mlflow(record)
+
+    def _start_mlflow(self, record: SweepRecord) -> BackgroundLogger | None:
+        """The thread that copies the sweep to MLflow; None without MLflow."""
+        if self.tracking_uri is None:
+            return None
+        from cope_sweep.tracking.background import BackgroundLogger
+
+        mlflow = BackgroundLogger(self.store, self.tracking_uri, record, self.callbacks.on_note, self.files)
+        mlflow.start()
+        return mlflow
 
     # -- the training ----------------------------------------------------------------------------------------------
 
@@ -444,19 +457,6 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                     trained=recorded[kind],
                     here=cls.source_digest(),
                 )
-
-
-def _start_mlflow(
-    store: Store, record: SweepRecord, tracking_uri: str | None, on_note: Callable[[str], None]
-) -> BackgroundLogger | None:
-    """The thread that copies the sweep to MLflow; None without MLflow."""
-    if tracking_uri is None:
-        return None
-    from cope_sweep.tracking.background import BackgroundLogger
-
-    mlflow = BackgroundLogger(store, tracking_uri, record, on_note)
-    mlflow.start()
-    return mlflow
 
 
 # -- the record of a sweep: at its submission, at its start and at its end ---------------------------------------------

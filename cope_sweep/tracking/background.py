@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cope_sweep.errors import UserError
 from cope_sweep.redaction import redacted, redacted_command
 from cope_sweep.store import Event, Store, SweepRecord
-from cope_sweep.tracking.sync import OnSending, log_each, mlflow_logger, sync
+from cope_sweep.tracking.sync import OnSending, SweepFiles, log_each, mlflow_logger, no_files, sync
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import MLflowLogger
@@ -38,9 +38,23 @@ class BackgroundLogger:
     """Logs the runs of one sweep. No method raises, and only `finish` waits for MLflow."""
 
     def __init__(
-        self, store: Store, uri: str, record: SweepRecord, on_note: Callable[[str], None] = lambda text: None
+        self,
+        store: Store,
+        uri: str,
+        record: SweepRecord,
+        on_note: Callable[[str], None] = lambda text: None,
+        files: SweepFiles = no_files,
     ) -> None:
-        """`record` is in the store when `start` is called. At the first failure, the thread calls `on_note`, once."""
+        """Start nothing yet.
+
+        Args:
+            store: The store.
+            uri: The tracking URI.
+            record: The record of the sweep, which is in the store when `start` is called.
+            on_note: Called by the thread at its first failure, once.
+            files: Makes the files of the sweep, once it has ended.
+        """
+        self._files = files
         self._store, self._uri, self._sweep_id, self._on_note = store, uri, record.sweep_id, on_note
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._lock = threading.Lock()
@@ -113,7 +127,7 @@ class BackgroundLogger:
         while not self._has_ended.wait(pause_s):
             reasons: list[str] = []
             with _collecting(reasons):
-                logger = logger or mlflow_logger(self._store, self._uri)
+                logger = logger or mlflow_logger(self._store, self._uri, self._files)
                 if time.monotonic() - sweep_s > SWEEP_INTERVAL_S:
                     sweep_s = time.monotonic()
                     reasons += log_each(logger.log_sweep, [self._sweep_id]).values()
@@ -130,6 +144,7 @@ class BackgroundLogger:
                 sweep_id=self._sweep_id,
                 timeout_s=REFUSED_S,
                 interrupted=self._interrupted.is_set,
+                files=self._files,
             ).reasons
 
     def _log_queue(self, logger: MLflowLogger) -> dict[str, str]:

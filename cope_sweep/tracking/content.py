@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
@@ -166,27 +167,42 @@ def primary_metric(record: SweepRecord) -> tuple[str, str]:
 
 
 def sweep_points(record: SweepRecord, trained: Iterable[RunRecord]) -> list[Metric]:
-    """The number of the runs that a sweep has finished, and their best primary metric, over time.
+    """The number of the runs that a sweep has finished, over time: a step is a second since its start.
 
-    A step is a second since the start of the sweep.
+    Metrics are those of single runs: a line through different rows would look like a learning curve.
     """
-    name, goal = primary_metric(record)
-    best_of = max if goal == "max" else min
-    points: dict[tuple[str, int], Metric] = {}
-    best: float | None = None
-    finished = sorted((run.ended_ms or 0, run.run_id, run) for run in trained if run.status == "finished")
-    for number, (ended_ms, _, run) in enumerate(finished, start=1):
+    points: dict[int, Metric] = {}
+    finished = sorted((run.ended_ms or 0, run.run_id) for run in trained if run.status == "finished")
+    for number, (ended_ms, _) in enumerate(finished, start=1):
         second = max(0, ended_ms - record.started_ms) // 1000
-        points["runs/finished", second] = Metric("runs/finished", float(number), ended_ms, second)
-        value = run.value(name)
-        if value is not None and (best is None or best_of(value, best) != best):
-            best = value
-            points[name, second] = Metric(mlflow_key(name), float(value), ended_ms, second)
+        points[second] = Metric("runs/finished", float(number), ended_ms, second)
     return list(points.values())
 
 
+def best_row(record: SweepRecord, records: Mapping[str, RunRecord]) -> str:
+    """The best row by the mean of the primary metric over seeds, in a sentence; empty before a run is finished.
+
+    Only rows with the most finished seeds are compared: one lucky seed is not the mean of five.
+    """
+    name, goal = primary_metric(record)
+    values: dict[str, list[float]] = {}
+    seeds = Counter(run.row for run in record.runs)
+    for member in record.runs:
+        run = records.get(member.run_id)
+        value = run.value(name) if run is not None and run.status == "finished" else None
+        if value is not None:
+            values.setdefault(member.row, []).append(float(value))
+    if not values:
+        return ""
+    most = max(map(len, values.values()))
+    means = {row: fmean(found) for row, found in values.items() if len(found) == most}
+    row = (max if goal == "max" else min)(means, key=means.__getitem__)
+    number = f"{most} of {seeds[row]} seed{'s' * (seeds[row] > 1)}"
+    return f"Best row by {name}: {row} ({means[row]:.6g}, mean over {number})."
+
+
 def sweep_note(record: SweepRecord, records: Mapping[str, RunRecord], linked: Mapping[str, str]) -> str:
-    """The note of a sweep: its progress, its best run, and links to the runs that it reused.
+    """The note of a sweep: its progress, its best row, and links to the runs that it reused.
 
     `linked`: id of a reused run → its id in MLflow.
     """
@@ -194,15 +210,11 @@ def sweep_note(record: SweepRecord, records: Mapping[str, RunRecord], linked: Ma
     counts = Counter(records[run_id].status if run_id in records else "pending" for run_id in names)
     progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
     parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}."]
-    name, goal = primary_metric(record)
-    finished = [(run.value(name), run_id) for run_id, run in records.items() if run.status == "finished"]
-    if values := [(value, run_id) for value, run_id in finished if value is not None]:
-        value, run_id = (max if goal == "max" else min)(values)
-        parts.append(f"Best {name}: {value:.6g} ({names[run_id]})")
+    parts.append(best_row(record, records))
     parts += record.notes
     if linked:
         parts.append(f"{len(record.reused)} runs were trained by earlier sweeps and are listed there:")
         links = [f"- [{names[run_id]}](#/runs/{found})" for run_id, found in linked.items()]
         more = len(record.reused) - len(links)
         parts.append("\n".join([*links, *([f"- and {more} more"] if more else [])]))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +32,7 @@ from cope_sweep.tracking.client import connect, errors, write_log
 from cope_sweep.tracking.content import MAX_LINKS, TAG
 from cope_sweep.tracking.model import described
 from cope_sweep.tracking.states import IN_TRASH, run_state
+from cope_sweep.tracking.sync import SweepFiles, no_files
 from cope_sweep.tracking.uri import RUN_ID_TAG, TrackingError
 
 RUN_STATUS: dict[Status, str] = {
@@ -64,6 +67,8 @@ MAX_EXPERIMENTS = 50_000
 PAGE = 1000
 """Runs that are read at once."""
 
+log = logging.getLogger("cope_sweep.tracking")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -94,9 +99,12 @@ class MLflowLogger:
         StoreError: `log_run` and `log_sweep`.
     """
 
-    def __init__(self, store: Store, uri: str) -> None:
-        """Connect to the SQLite file or server at `uri`. The file is created if it does not exist."""
-        self._store, self._uri = store, uri
+    def __init__(self, store: Store, uri: str, files: SweepFiles = no_files) -> None:
+        """Connect to the SQLite file or server at `uri`. The file is created if it does not exist.
+
+        `files` makes the files of each sweep that has ended.
+        """
+        self._store, self._uri, self._files = store, uri, files
         self._listed: TTLCache[Any, dict[str, Experiment]] = TTLCache(1, EXPERIMENTS_S)
         self._ids: dict[str, str] = {}
         """Run or sweep → its id in MLflow."""
@@ -187,7 +195,8 @@ class MLflowLogger:
             self._client.log_inputs(run.info.run_id, content.datasets(finished, spec))
         found = {run_id: self._find(run_id, "run") for run_id in record.reused[:MAX_LINKS]}
         linked = {key: each.info.run_id for key, each in found.items() if each and not _is_in_trash(each)}
-        note = {"mlflow.note.content": content.sweep_note(record, records, linked)}
+        texts = [content.sweep_note(record, records, linked), self._log_files(run, record)]
+        note = {"mlflow.note.content": "\n\n".join(filter(None, texts))}
         self._log(run, points, content.sweep_params(record), note | {f"{TAG}status": status})
 
     @_with_errors
@@ -331,6 +340,23 @@ class MLflowLogger:
         self._client.finalize_logged_model(model.model_id, "READY")
         self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, record.step)])
         return str(model.model_id)
+
+    def _log_files(self, run: Run, record: SweepRecord) -> str:
+        """Log the files of a sweep that has ended; what its note says of them. Only MLflow's own errors are raised."""
+        try:
+            files = self._files(record)
+        except (Exception, SystemExit) as error:  # of a drawing, a damaged file, a plugin: the sweep itself has ended
+            log.exception("the files of sweep %s could not be made", record.sweep_id)
+            return redacted(f"Its report could not be made: {error or repr(error)}")
+        if not files:
+            return ""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            self._client.log_artifacts(run.info.run_id, folder)
+        return "Its report, its table with verdicts and its figures are under **Artifacts**."
 
     def _place(self, record: RunRecord) -> tuple[SweepRecord | None, SweepPlace | None]:
         """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.

@@ -18,6 +18,8 @@ from cope_sweep.tracking.uri import RUN_ID_TAG, resolve_uri
 
 TIMEOUT_S = 1.0
 """Time limit of each request. A view of the page waits for two of them, so a silent server must not hold it up."""
+OF_TRAINING = "?workflowType=machine_learning"
+"""MLflow's pages otherwise begin with traces of agents, and list no runs, until the user chooses "Model training"."""
 KEPT_S = 60.0
 """The time for which an answer is used again, also that the server does not answer: then no page waits for it."""
 
@@ -29,14 +31,14 @@ def mlflow_run_page(store: Store, run_id: str) -> str | None:
     uri = resolve_uri(store)
     experiment = _experiment_id(uri, sweep.ablation) if sweep else None
     found = _run_id(uri, experiment, run_id) if experiment else None
-    return f"{_shown(uri)}/#/runs/{found}" if found else None
+    return f"{_shown(uri)}/#/experiments/{experiment}/runs/{found}{OF_TRAINING}" if found else None
 
 
 def mlflow_experiment_page(store: Store, ablation: str) -> str | None:
-    """The URL of an ablation's experiment in MLflow; None as for `mlflow_run_page`."""
+    """The URL of the runs of an ablation's experiment in MLflow; None as for `mlflow_run_page`."""
     uri = resolve_uri(store)
     found = _experiment_id(uri, ablation)
-    return f"{_shown(uri)}/#/experiments/{found}" if found else None
+    return f"{_shown(uri)}/#/experiments/{found}/runs{OF_TRAINING}" if found else None
 
 
 @cached(TTLCache(4096, KEPT_S), lock=threading.Lock())

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cope_sweep.store import ACTIVE, Store, StoreError
+from cope_sweep.store import ACTIVE, Store, StoreError, SweepRecord
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.states import IN_TRASH, run_state
@@ -29,6 +29,14 @@ RETRY_INTERVAL_S = 1.0
 OnSending = Callable[[int, int], None]
 """Called with the number of runs and sweeps that were sent, and with the number that there is to send."""
 
+SweepFiles = Callable[[SweepRecord], Mapping[str, bytes]]
+"""Makes files about a sweep that has ended, for its run in MLflow: path → content. `cope_sweep.read` draws them."""
+
+
+def no_files(record: SweepRecord) -> Mapping[str, bytes]:
+    """No files about a sweep."""
+    return {}
+
 
 class Synced(NamedTuple):
     """The end of a sync."""
@@ -41,12 +49,12 @@ class Synced(NamedTuple):
     """Why something was not sent, one line each."""
 
 
-def mlflow_logger(store: Store, uri: str) -> MLflowLogger:
-    """Import mlflow, and connect to it for a store. Raises TrackingError."""
+def mlflow_logger(store: Store, uri: str, files: SweepFiles = no_files) -> MLflowLogger:
+    """Import mlflow, and connect to it for a store; `files` makes those of each sweep. Raises TrackingError."""
     import_mlflow(store.root / LOG_FILE)
     from cope_sweep.tracking.mlflow import MLflowLogger
 
-    return MLflowLogger(store, uri)
+    return MLflowLogger(store, uri, files)
 
 
 def sync(
@@ -58,6 +66,7 @@ def sync(
     timeout_s: float = 60.0,
     interrupted: Callable[[], bool] = lambda: False,
     dry_run: bool = False,
+    files: SweepFiles = no_files,
 ) -> Synced:
     """Send what MLflow lacks, and try again as long as there is progress.
 
@@ -69,6 +78,7 @@ def sync(
         timeout_s: How long to try without sending anything.
         interrupted: Asked before each run; True ends the sync.
         dry_run: Only count.
+        files: Makes the files of each sweep that is sent.
 
     Raises:
         TrackingError: The store was moved or copied, and its SQLite file was not made again.
@@ -90,7 +100,7 @@ def sync(
     while True:
         errors: dict[str, str] = {}
         try:
-            logger = logger or mlflow_logger(store, uri)
+            logger = logger or mlflow_logger(store, uri, files)
             logged, (runs, sweeps) = logger.logged(sweep_id), _ended(store, sweep_id)
             # Runs first: the description of a sweep links those that it has reused.
             missing = [item for item, state in (runs | sweeps).items() if logged.get(item) not in (state, IN_TRASH)]

@@ -45,7 +45,8 @@ def test_a_run_is_deleted_from_mlflow_and_another_one_when_it_is_trained_again(s
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     page = mlflow_experiment_page(store, plan.name)
-    assert page == (f"{uri}/#/experiments/{first.experiment}" if uri.startswith("http") else None)
+    shown = f"{uri}/#/experiments/{first.experiment}/runs?workflowType=machine_learning"
+    assert page == (shown if uri.startswith("http") else None)
     assert mlflow_experiment_page(store, "no such ablation") is None
 
 

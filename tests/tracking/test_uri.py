@@ -165,7 +165,9 @@ def test_a_run_that_a_server_has_leads_to_its_page(store, plan, server_uri, monk
     with Stub(server_uri) as stub:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url.replace("//", "//me:secret@"))
         page = mlflow_run_page(store, plan.runs[0].run_id)
-        assert page == f"{stub.url}/#/runs/{run_of(server_uri, plan.runs[0]).id}"
+        run = run_of(server_uri, plan.runs[0])
+        shown = f"{stub.url}/#/experiments/{run.experiment}/runs/{run.id}?workflowType=machine_learning"
+        assert page == shown
         assert stub.seen[-1][1] == "Basic bWU6c2VjcmV0"
         assert mlflow_run_page(store, plan.runs[1].run_id) is None
 

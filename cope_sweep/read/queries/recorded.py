@@ -68,12 +68,20 @@ class RecordedAblations:
         return ablation
 
     def _read(self, record: SweepRecord) -> RecordedAblation | SpecError | None:
-        place = f"sweep {record.sweep_id}"
         try:
-            data: Mapping[str, Any] = record.data or parse_source(record.file_text, place).data
-            content = {key: value for key, value in data.items() if self._may_import or key != "plugins"}
-            ablation = validate(Source(place, content), record.ablation)
+            ablation = recorded_ablation(record, may_import=self._may_import)
             return RecordedAblation(record.sweep_id, ablation, record.file_text)
         except SpecError as error:
             # Old records have the text of the file only, without the files from which it inherits.
             return error if record.data else None
+
+
+def recorded_ablation(record: SweepRecord, *, may_import: bool) -> LoadedAblation:
+    """The ablation in the record of a sweep, before its scale and `--set`. Raises SpecError.
+
+    With `may_import`, the modules that it names as plugins are imported.
+    """
+    place = f"sweep {record.sweep_id}"
+    data: Mapping[str, Any] = record.data or parse_source(record.file_text, place).data
+    content = {key: value for key, value in data.items() if may_import or key != "plugins"}
+    return validate(Source(place, content), record.ablation)

@@ -256,13 +256,18 @@ class Evidence:
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
         files = result_files(self.plan, self.runs, self.results.curves, self.heads)
-        files |= {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
+        files |= self.drawn
         return files | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
 
     @property
     def pictures(self) -> dict[str, str]:
         """Name of a drawn figure → its file."""
         return {figure.name: f"{self.stem}.{figure.name}.svg" for figure in self.figures if figure.svg}
+
+    @cached_property
+    def drawn(self) -> dict[str, bytes]:
+        """File of a figure → its SVG."""
+        return {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
 
     def to_markdown(self, pictures: dict[str, str]) -> str:
         """The report as Markdown, with the pictures of some figures (name → file or URL)."""
@@ -318,8 +323,7 @@ class Evidence:
 
     def to_html(self) -> str:
         """The same as one HTML file, with the figures inside."""
-        pictures = {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
-        return html_page(self.plan.ablation.content.title, self.to_markdown(self.pictures), pictures)
+        return html_page(self.plan.ablation.content.title, self.to_markdown(self.pictures), self.drawn)
 
     @property
     def _compare_option(self) -> str:
