@@ -399,7 +399,7 @@ class _Work:
         """The end of the sweep."""
         seeds = len(self.plan.ablation.content.row_seeds)
         missing = 0 if self.search is None else self.search.remaining * seeds
-        records = store.index.records(run.run_id for run in self.todo)
+        records = store.index.records((run.run_id for run in self.todo), values=False)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
         # A run that had failed before, and that was not tried again, still has the status and attempt of that failure.

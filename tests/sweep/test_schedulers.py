@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from ray.tune.experiment import Trial
 
+from cope_sweep.config import Resources
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
+from cope_sweep.store import Event
 from cope_sweep.sweep.tune_adapters import TrialEvents, scheduler_of
 
 ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
@@ -89,17 +91,26 @@ def test_a_run_that_was_asked_to_end_is_asked_once_and_goes_on_until_it_has_writ
     trials.complete(4, {"step": 12, "in_dist/loss": 9.0, "done": True})
 
 
-def test_a_trial_that_has_ended_keeps_no_statistics() -> None:
+def test_a_trial_that_has_ended_keeps_nothing_that_only_its_process_and_the_sweep_needed() -> None:
+    """Tune keeps every trial to its end, and then writes all of them as text."""
+    results: list[Mapping[str, Any]] = []
+
     class Sweep:
         def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
-            assert result["step"] == 3
+            results.append(result)  # read later, in another thread
 
+    config = {"run_id": "a", "run": "content of a run", "resources": Resources()}
     for ended in (TrialEvents.on_trial_complete, TrialEvents.on_trial_error):
-        # Tune's own trial fills these with every result.
-        assert Trial.metric_analysis
-        assert Trial.metric_n_steps
-        statistics = {"metric_analysis": {"step": {"max": 3}}, "metric_n_steps": {"step": {"5": [3]}}}
-        trial = SimpleNamespace(trial_id="a", last_result={"step": 3}, pickled_error_file=None, **statistics)
+        trial = Trial("RunTrial", trial_id="a", config=config, evaluated_params={**config}, stub=True)
+        trial.storage = SimpleNamespace(trial_driver_staging_path="")
+        trial.update_last_result({"step": 3, "event": Event(run_id="a", status="finished", step=3, steps=3)})
+        assert trial.metric_analysis
+        assert trial.metric_n_steps
+        assert "content of a run" in trial.get_json_state()[0]
         ended(TrialEvents(Sweep()), 1, [trial], trial)
         assert not trial.metric_n_steps
         assert not trial.metric_analysis
+        assert trial.last_result.keys() == {"done", "trial_id"}
+        assert not any(trial.get_json_state())
+        assert results[-1]["step"] == 3
+        assert results[-1]["event"].status == "finished"
