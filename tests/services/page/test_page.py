@@ -435,11 +435,13 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     with serving(sample.settings(store=tmp_path / "empty")) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations", ".folded")
-        assert page.locator(".folded summary").inner_text() == "Table 2 0 of 1 claim shown"
+        folded = page.locator(".folded summary")
+        assert folded.locator("b, span").all_inner_texts() == ["Table 2", "0 of 1 claim shown"]
+        assert folded.locator("small").inner_text() == "In-dist. (%): CoPE 93.75, Absolute 90.62"
         assert page.locator(".welcome").is_visible()  # nothing is trained here yet
         page.locator(".folded summary").click()
         (claim,) = page.locator(".claims tbody tr").all_inner_texts()
-        assert claim.split("\t")[0].strip() == ("CoPE copies better\nTable 2 · tiny · one recipe · declared after")
+        assert claim.split("\t")[0].strip() == ("CoPE copies better\nTable 2 · tiny · one recipe · declared after its runs had started")
         own = page.locator("ul.ablations .what a").all_inner_texts()
         assert own == ["broken", "Curves of few points", "Many runs"]  # they reproduce nothing
         assert page.locator(".library a").all_inner_texts() == ["Selective copy, tiny", "Results of this repository"]
@@ -453,7 +455,12 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert accessibility(page) == []
         page = visitor.open("ablations/tiny?tab=figures", ".figures img")
         assert page.locator("p.committed").is_visible()
-        assert all("committed=true" in url for url in visitor.requests if "format=svg" in url)
+        drawn = [url for url in visitor.requests if "format=svg" in url]
+        assert all("committed=true" in url for url in drawn)
+        assert not any("/figures/summary" in url for url in drawn)  # the file does not declare it
+        page.locator("summary", has_text="final metrics of each row").click()
+        page.wait_for_selector("details[open] .figures img")
+        assert any("/figures/summary" in url for url in visitor.requests if "format=svg" in url)
         page = visitor.open("ablations/curves?tab=figures", ".empty")
         page.get_by_text("There are no figures yet: they are drawn from finished runs.").wait_for()
         page = visitor.open("ablations/tiny", "p.committed")

@@ -40,9 +40,26 @@ export async function figures(container, { name, scale, sets, counts, committed,
       replace(container, empty(list.message ?? "There are no figures yet: they are drawn from finished runs."));
       return;
     }
-    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, set: sets, format, committed });
-    const made = list.map((each, i) => figure(each, `${name}_${each.name}`, (format) => url(i, format)));
-    replace(container, h("h2", { class: "hidden" }, "Figures"), h("div", { class: "figures" }, made.map((each) => each.node)));
-    fill(made, url);
+    const url = (figure, format) => at(["ablations", name, "figures", figure.name], { scale, set: sets, format, committed });
+    const draw = (some) => some.map((each) => figure(each, `${name}_${each.name}`, (format) => url(each, format)));
+    const isFirst = ({ declared, kind }) => declared || kind === "curves" || (kind === "summary" && !list.some((each) => each.declared));
+    const [first, others] = [list.filter(isFirst), list.filter((each) => !isFirst(each))];
+    const made = draw(first);
+    // Each takes the server seconds: those that the file does not declare are drawn when somebody opens them.
+    const onDemand = (each) => {
+      const [one] = draw([each]);
+      let asked = false;
+      const open = () => {
+        if (!asked) fill([one], () => url(each, one.format));
+        asked = true;
+      };
+      return h("details", { ontoggle: open }, h("summary", {}, one.text), h("div", { class: "figures" }, one.node));
+    };
+    replace(container,
+      h("h2", { class: "hidden" }, "Figures"),
+      h("div", { class: "figures" }, made.map((each) => each.node)),
+      others.length > 0 && [h("h3", {}, "More figures"), others.map(onDemand)],
+    );
+    fill(made, (i, format) => url(first[i], format));
   });
 }
