@@ -403,7 +403,7 @@ class MLflowLogger:
             return str(found.experiment_id)
         database = sqlite_file(self._uri)
         location = (database.parent / ARTIFACTS / name).as_uri() if database else None
-        # With this tag, MLflow's UI shows runs and charts instead of traces of agents.
+        # The kind that MLflow's pages show for training; they open where their user was last: see page.OF_TRAINING.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         tags |= {"mlflow.note.content": content.experiment_note(sweep)} if sweep else {}
         try:
