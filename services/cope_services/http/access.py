@@ -183,8 +183,8 @@ def _digest(key: str) -> str:
 
 
 OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
-OPEN_FOLDERS = ("/docs/", "/static/")
-"""Paths that need no key: health checks, and the files of the web page and the documentation."""
+OPEN_FOLDERS = ("/docs/", "/documents/", "/static/")
+"""Paths that need no key: health checks, and the files of the web page, the documentation and the documents."""
 
 API_KEY = HTTPBearer(auto_error=False, scheme_name="API key", description="`cope-sweep serve --new-key` makes one.")
 

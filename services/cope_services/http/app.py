@@ -14,7 +14,7 @@ from typing import Any
 import swagger_ui_bundle
 from anyio.to_thread import current_default_thread_limiter, run_sync
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
@@ -24,6 +24,7 @@ from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
 from cope_services.http.caching import AnswerCache
 from cope_services.http.components import Components, ComponentsDep, asked_queries
+from cope_services.http.documents import Documents, documents_folder
 from cope_services.http.errors import NotReadyError, add_common_errors, error_responses, install_error_handlers
 from cope_services.http.following import Watchers
 from cope_services.http.jobs import SweepJobs
@@ -65,6 +66,7 @@ class Service(FastAPI):
         )
         self.settings, self.always_asks_keys = settings, always_asks_keys
         self.components = self.state.components = _components(settings)
+        self.documents = documents_folder(settings.ablations)
         self.metrics = AppMetrics(self.components, lambda: self.components.queries.store)
         install_error_handlers(self, settings.hide_folders)
 
@@ -117,8 +119,11 @@ version = APIRouter(tags=["health"], dependencies=[READ])
 
 
 @pages.get("/")
-def dashboard_page() -> FileResponse:
-    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+def dashboard_page(request: Request) -> HTMLResponse:
+    text = (PAGE / "index.html").read_text(encoding="utf-8")
+    if request.app.documents is not None:
+        text = text.replace('<a href="documents/index.html" hidden>', '<a href="documents/index.html">')
+    return HTMLResponse(text, headers=PAGE_HEADERS)
 
 
 @pages.get("/docs")
@@ -229,4 +234,6 @@ def create_app(settings: Settings) -> Service:
     _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS)
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=PAGE))
+    if app.documents is not None:
+        app.mount("/documents", Documents(directory=app.documents, html=True))
     return app
