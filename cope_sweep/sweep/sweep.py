@@ -28,7 +28,7 @@ from cope_sweep.sweep.driver import WAITS_FOR_INDEX
 from cope_sweep.sweep.driver_log import DriverLog
 from cope_sweep.sweep.executor import Callbacks, Executor, Workload
 from cope_sweep.sweep.leases import LEASE_S, Leases
-from cope_sweep.tracking.sync import SweepFiles, no_files
+from cope_sweep.tracking.files import SweepFiles, no_files
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Search

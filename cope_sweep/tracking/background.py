@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from cope_sweep.errors import UserError
 from cope_sweep.redaction import redacted, redacted_command
 from cope_sweep.store import Event, Store, SweepRecord
-from cope_sweep.tracking.sync import OnSending, SweepFiles, log_each, mlflow_logger, no_files, sync
+from cope_sweep.tracking.files import SweepFiles, no_files
+from cope_sweep.tracking.sync import OnSending, log_each, mlflow_logger, sync
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import MLflowLogger

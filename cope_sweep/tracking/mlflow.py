@@ -30,9 +30,9 @@ from cope_sweep.store.index.model import SweepPlace
 from cope_sweep.tracking import content
 from cope_sweep.tracking.client import connect, errors, write_log
 from cope_sweep.tracking.content import MAX_LINKS, TAG
+from cope_sweep.tracking.files import SweepFiles, no_files
 from cope_sweep.tracking.model import described
 from cope_sweep.tracking.states import IN_TRASH, run_state
-from cope_sweep.tracking.sync import SweepFiles, no_files
 from cope_sweep.tracking.uri import RUN_ID_TAG, TrackingError
 
 RUN_STATUS: dict[Status, str] = {

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cope_sweep.store import ACTIVE, Store, StoreError, SweepRecord
+from cope_sweep.store import ACTIVE, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
+from cope_sweep.tracking.files import SweepFiles, no_files
 from cope_sweep.tracking.states import IN_TRASH, run_state
 from cope_sweep.tracking.uri import LOG_FILE, TrackingError, import_mlflow
 
@@ -28,14 +29,6 @@ RETRY_INTERVAL_S = 1.0
 
 OnSending = Callable[[int, int], None]
 """Called with the number of runs and sweeps that were sent, and with the number that there is to send."""
-
-SweepFiles = Callable[[SweepRecord], Mapping[str, bytes]]
-"""Makes files about a sweep that has ended, for its run in MLflow: path → content. `cope_sweep.read` draws them."""
-
-
-def no_files(record: SweepRecord) -> Mapping[str, bytes]:
-    """No files about a sweep."""
-    return {}
 
 
 class Synced(NamedTuple):
