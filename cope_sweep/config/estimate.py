@@ -16,6 +16,7 @@ from cope_sweep.config.expand import Plan
 from cope_sweep.config.resources import Resources
 from cope_sweep.config.run import RunSpec
 from cope_sweep.optim.base import FLOAT32_BYTES
+from cope_sweep.positions.base import Encoding
 from cope_sweep.sizes import CHUNK_LOGITS, MIN_BLOCKED_KEYS, RECOMPUTED_ELEMENTS
 
 DEFAULT_FLOPS_PER_S = 5e10
@@ -54,13 +55,22 @@ NOT_RECOMPUTED = 4
 """More for each unit of width in a block of `gpt2` whose activations are too small to be computed again
 (`families.base.recomputed`)."""
 ENCODING_MEMORY = {
-    "rope": 7.0, "xpos": 5.1, "darope": 10.0, "selective_rope": 11.2, "path": 4.8, "short_convolution": 5.7,
-    "cope": 2.7, "cope_mlp": 8.9, "cope_alibi": 0.0, "relative": 1.9, "alibi": 0.5, "t5": 4.9, "fire": 1.2,
-    "kerple": 4.3, "dape": 2.8, "fox": 1.6, "stick_breaking": 4.4, "tra": 2.5, "grape_ap": 9.2, "absolute": 0.0,
+    "rope": 6.2, "xpos": 5.1, "darope": 9.9, "selective_rope": 12.6, "path": 4.8, "short_convolution": 8.1,
+    "cope": 1.3, "cope_mlp": 8.9, "cope_alibi": 0.0, "relative": 0.8, "alibi": 0.5, "t5": 1.8, "fire": 1.2,
+    "kerple": 1.9, "dape": 2.8, "fox": 0.8, "stick_breaking": 2.8, "tra": 2.5, "grape_ap": 7.2, "absolute": 0.0,
     "sinusoidal": 0.0,
 }  # fmt: skip
-"""Kind → what it adds to a block, for each token and unit of width; measured with 4 layers of `gpt2`. Others count as
-`rope` if they rotate or mix, else as `cope`."""
+"""Kind → what it adds to a block, for each token and unit of width: the mean over the families, 127 and 1,023 tokens.
+By holes in the heap, one measurement is up to 4 above or below. Others count as `rope` if they rotate or mix, else as
+`cope`."""
+WEIGHTS_MATRICES = 2.2
+"""Whole matrices of (T, T) for each head and sequence that a block takes where neither a fused kernel nor blocks of
+queries compute attention: the weights, and their gradient."""
+ENCODING_MATRICES = {
+    "cope": 9.7, "cope_mlp": 6.1, "relative": 6.3, "stick_breaking": 7.2, "path": 7.3, "tra": 6.4, "dape": 20.5,
+    "fox": 0.6, "fire": 0.6, "alibi": 0.6, "t5": 0.6, "kerple": 0.6, "cope_alibi": 3.0, "grape_ap": 4.9,
+}  # fmt: skip
+"""Kind → how many more of them; measured with 127 tokens. Others that score or weigh count as `path`."""
 LARGE_BYTES = 32 * 2**20
 """glibc returns blocks of this size to the system as soon as they are free. Smaller ones leave holes among others."""
 LARGE_SAVED, LARGE_BACKWARD = 0.83, 0.47
@@ -192,13 +202,17 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     keeps_gradients = sequences < share or resources.workers > 1 or resources.checkpoint_activations
     tokens = sequences * task.length("train")
     saved, backward = _block_numbers(run, tokens, on_cuda=_on_cuda(resources))
-    scored = any(encoding.scores or encoding.weighs for encoding in model.position)
     whole = resources.attention == "reference"
     unfused = any((encoding.scores or encoding.weighs) and not encoding.has_term for encoding in model.position)
     short = task.length("train") < MIN_BLOCKED_KEYS
     # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
     if whole or ((model.hard_attention or unfused) and short):
-        saved += (14 if scored else 3) * model.heads * tokens * task.length("train")
+        matrices = WEIGHTS_MATRICES + sum(
+            ENCODING_MATRICES.get(encoding.kind, ENCODING_MATRICES["path"]) * _share_of_layers(encoding, run)
+            for encoding in model.position
+            if encoding.scores or encoding.weighs
+        )
+        saved += matrices * model.heads * tokens * task.length("train")
     activations = model.layers * saved
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + saved
@@ -228,13 +242,18 @@ def _block_numbers(run: RunSpec, tokens: int, *, on_cuda: bool) -> tuple[float, 
     if model.family.kind == "gpt2" and hidden < RECOMPUTED_ELEMENTS:
         saved += NOT_RECOMPUTED * width
     for encoding in model.position:
-        layers = sum(encoding.serves(layer) for layer in range(model.layers))
         known_as = "rope" if encoding.rotates or encoding.mixes else "cope"
         added = ENCODING_MEMORY.get(encoding.kind, ENCODING_MEMORY[known_as])
-        saved += added * width * layers / model.layers
+        saved += added * width * _share_of_layers(encoding, run)
     if on_cuda or width * FLOAT32_BYTES >= LARGE_BYTES:
         return LARGE_SAVED * saved, LARGE_BACKWARD * backward
     return saved, backward
+
+
+def _share_of_layers(encoding: Encoding, run: RunSpec) -> float:
+    """The share of the model's layers that an encoding serves."""
+    layers = run.model.layers
+    return sum(encoding.serves(layer) for layer in range(layers)) / layers
 
 
 def _on_cuda(resources: Resources) -> bool:

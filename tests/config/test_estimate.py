@@ -112,6 +112,41 @@ def test_memory_is_within_a_tenth_of_what_was_measured(family, position, layers,
     assert memory_bytes(run, Resources(device="cpu")) == pytest.approx(1e6 * measured_mb, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("family", "encoding", "attention", "measured_mb"),
+    [
+        ("gpt2", "path", "auto", 1820),
+        ("llama", "path", "auto", 1943),
+        ("gpt2", "tra", "auto", 1722),
+        ("post_norm", "tra", "auto", 1671),
+        ("gpt2", "dape", "auto", 2649),
+        ("llama", "dape", "auto", 2737),
+        ("gpt2", "cope", "auto", 1109),
+        ("llama", "cope", "auto", 1275),
+        ("llama", "t5", "auto", 1267),
+        ("post_norm", "kerple", "auto", 1087),
+        ("gpt2", "cope", "reference", 1896),
+        ("gpt2", "cope_mlp", "reference", 1788),
+        ("gpt2", "relative", "reference", 1650),
+        ("gpt2", "stick_breaking", "reference", 1755),
+        ("gpt2", "rope", "reference", 1261),
+        ("gpt2", "fox", "reference", 1287),
+        ("gpt2", "alibi", "reference", 1270),
+        ("gpt2", "t5", "reference", 1291),
+        ("gpt2", "kerple", "reference", 1312),
+        ("gpt2", "fire", "reference", 1277),
+        ("gpt2", "cope_alibi", "reference", 1434),
+        ("gpt2", "grape_ap", "reference", 1677),
+    ],
+)
+def test_memory_of_whole_matrices_is_within_a_tenth_of_what_was_measured(family, encoding, attention, measured_mb):
+    """Measured with 127 tokens, where attention without a fused kernel keeps (T, T) matrices: 1 to 23 for each head."""
+    task = {"kind": "selective_copy", "tokens": 8, "blanks": 111, "vocabulary": 32}
+    model = {"family": family, "layers": 4, "dim": 128, "heads": 4, "position": [encoding]}
+    run = tiny_run(task=task, model=model, **{"train.batch": 64})
+    assert memory_bytes(run, Resources(device="cpu", attention=attention)) == pytest.approx(1e6 * measured_mb, rel=0.1)
+
+
 def test_on_a_gpu_the_logits_of_a_chunk_take_more_memory():
     """A GPU computes 2**27 logits at a time, a CPU 10 * 2**20: three float32 arrays of each."""
     run = tiny_run(**{"task": {"kind": "wikitext", "tokens": 1024}, "train.batch": 16} | GPT2)
