@@ -441,7 +441,9 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert page.locator(".welcome").is_visible()  # nothing is trained here yet
         page.locator(".folded summary").click()
         (claim,) = page.locator(".claims tbody tr").all_inner_texts()
-        assert claim.split("\t")[0].strip() == ("CoPE copies better\nTable 2 · tiny · one recipe · declared after its runs had started")
+        assert claim.split("\t")[0].strip() == (
+            "CoPE copies better\nTable 2 · tiny · one recipe · declared after its runs had started"
+        )
         own = page.locator("ul.ablations .what a").all_inner_texts()
         assert own == ["broken", "Curves of few points", "Many runs"]  # they reproduce nothing
         assert page.locator(".library a").all_inner_texts() == ["Selective copy, tiny", "Results of this repository"]
