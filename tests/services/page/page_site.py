@@ -66,7 +66,7 @@ def build(original: SampleStore, root: Path) -> Site:
     for row in plans["curves"].rows:
         folder = begin(store, row.runs[0])
         for i, value in enumerate(VALUES[row.name]):
-            folder.log({"step": 10 * (i + 1), "in_dist/token_error": value, "loss": 0.1 + value / 100})
+            folder.log({"step": 10 * (i + 1), "in_dist/token_error": value, "train/loss": 0.1 + value / 100})
         folder.set_state("interrupted")
         end(store, folder)
     folders = [begin(store, run) for run in plans["many"].runs]

@@ -54,6 +54,7 @@ function bestRows({ metrics, rows }) {
   );
 }
 
+const LOSS = "train/loss";
 const [WIDTH, HEIGHT] = [220, 40];
 
 /** The losses of the runs that are trained now, as small curves. */
@@ -77,7 +78,7 @@ const MOST_CURVES = 20; // rows of a small curve
 /** The losses of the first rows; null before a run has logged one. */
 async function lossesOf(path, asked) {
   const { metrics } = await get(at(path, { ...asked, limit: 1 }));
-  return metrics.includes("loss") ? get(at(path, { ...asked, metric: "loss" })) : null;
+  return metrics.includes(LOSS) ? get(at(path, { ...asked, metric: LOSS })) : null;
 }
 
 /** What a card shows beside its counts: the claims, and {table, curves} of the size that opens with it. */

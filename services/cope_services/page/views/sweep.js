@@ -110,7 +110,7 @@ export function sweep(root, id) {
     const asked = params.getAll("row").filter((row) => rows.includes(row));
     const chosen = asked.length ? asked : rows;
     // The ablation may be gone, or have other rows by now: its sweep is shown all the same.
-    await plot.refresh({ name, scale, sets, detail: { metrics: titles }, before: ["loss"], chosen, params }).catch(() => replace(curves));
+    await plot.refresh({ name, scale, sets, detail: { metrics: titles }, before: ["train/loss"], chosen, params }).catch(() => replace(curves));
   }
 
   function drawHead(found) {
