@@ -516,6 +516,8 @@ metrics:
   - {name: dense/token_error, label: Dense, unit: "%"}
 claims:
   - {text: CoPE copies better than RoPE, better: {model.position: CoPE}, than: {model.position: RoPE}}
+scales:
+  narrow: {set: {model.dim: 4}}
 """
 
 
@@ -524,7 +526,7 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
 ) -> None:
     sample = site.sample.copy_to(tmp_path / "copy")
     (sample.ablations / "grouped.yaml").write_text(GROUPED)
-    plan = expand(load_ablation(sample.ablations / "grouped.yaml"))
+    plan = expand(with_overrides(load_ablation(sample.ablations / "grouped.yaml"), scale="narrow"))
     errors = {"CoPE": 0.0, "Absolute": 30.0, "RoPE": 20.0, "ALiBi": 10.0, "T5": 40.0}
     end_sweep(sample.store, write_sweep(sample.store, plan))
     for row in plan.rows:

@@ -29,11 +29,10 @@ function stateOf(counts) {
 function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
   const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
   const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
-  const about = claims.filter((each) => (each.scale ?? "") === scale);
   return h("li", {},
     h("span", {}, text, " ", h("span", { class: `stage ${stateOf(counts)}` }, stateOf(counts))),
     progress(counts),
-    h("small", {}, summary(counts), !sets.length && about.length > 0 && ` · ${shownOf(about)}`),
+    h("small", {}, summary(counts), claims.length > 0 && ` · ${shownOf(claims)}`),
   );
 }
 
@@ -81,7 +80,7 @@ async function lossesOf(path, asked) {
   return metrics.includes(LOSS) ? get(at(path, { ...asked, metric: LOSS })) : null;
 }
 
-/** What a card shows beside its counts: the claims, and {table, curves} of the size that opens with it. */
+/** What a card shows beside its counts: {size, table, curves, claims} of the size that opens with it. */
 async function resultsOf(ablation) {
   const { scale, sets } = askedSize(new URLSearchParams(), ablation);
   const own = { scale, set: sets };
@@ -93,12 +92,12 @@ async function resultsOf(ablation) {
         )
       : null,
     counts.running ? lossesOf(["ablations", ablation.name, "curves"], { ...own, limit: MOST_CURVES }) : null,
-    get(at("claims", { ablation: ablation.name })),
+    get(at("claims", { ablation: ablation.name, ...own })),
   ]);
-  return { table, curves, claims };
+  return { size: JSON.stringify([scale, sets]), table, curves, claims };
 }
 
-function own(ablation, { table, curves, claims = [] } = {}) {
+function own(ablation, { size: shown, table, curves, claims = [] } = {}) {
   const { name, title, error, newest_ms: newest } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
   return h("li", {},
@@ -110,7 +109,7 @@ function own(ablation, { table, curves, claims = [] } = {}) {
     error && h("p", { class: "bad" }, error),
     table && bestRows(table),
     curves && sparkline(curves.rows),
-    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, claims))),
+    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, shown === JSON.stringify([size.scale, size.sets]) ? claims : []))),
     !error && !trained.length && h("small", {}, `${plural(total(ablation.counts), "run")}, not started`),
   );
 }

@@ -280,14 +280,14 @@ export function resultsTable(container) {
     if (document.activeElement !== filter) filter.value = only;
     const words = only.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = table.rows.filter(({ row }) => words.every((word) => row.toLowerCase().includes(word)));
-    const isOrdered = [["", "by rank"], ["file", "as in the file"]];
+    const orders = [["", "by rank"], ["file", "as in the file"]];
     if (!controls.isConnected) replace(container, section("Results", { id: "results" }, answer, controls, tables, notes));
     replace(answer, table.compared?.answer && h("p", { class: "prose" }, table.compared.answer));
     if (!filter.isConnected) controls.append(filter, h("div", { class: "bar choices" }));
     filter.hidden = table.rows.length < FILTERED && !only;
     replace(controls.lastChild,
       h("span", { class: "note" }, kept.length < table.rows.length ? `${kept.length} of ${plural(table.rows.length, "row")}` : plural(kept.length, "row")),
-      select("rows", isOrdered, params.get("sort") === "file" ? "file" : "", (sort) => change({ sort: sort || null, order: null })),
+      select("rows", orders, params.get("sort") === "file" ? "file" : "", (sort) => change({ sort: sort || null, order: null })),
       select("verdicts against", references(context), against, (value) => change({ compare: value })),
       downloads,
     );
