@@ -317,7 +317,7 @@ class Evidence:
         parts += ["## Provenance", "\n".join(provenance_lines)]
         # Their own block: sweeps of single rows have many long ones.
         report = f"cope-sweep report {self.plan.ablation.cli_args}{self._compare_option}"
-        parts += ["Commands that trained the runs, and that of this report:"]
+        parts += ["The commands that trained these runs and made this report:"]
         parts += ["\n".join(("```bash", *(self.provenance.commands or ("# not recorded",)), report, "```"))]
         return "\n\n".join(parts) + "\n"
 
