@@ -454,12 +454,12 @@ class RunSpec(Frozen):
 
     @property
     def versions(self) -> dict[str, int]:
-        """The VERSION of each part of the run; of encodings, their `version` in its model.
+        """The VERSION of each part of the run; of the task and the encodings, their `version`.
 
         Task and encodings are always named; family, optimiser and schedule only where their VERSION is not 1, and
         dropout only where the model has it.
         """
-        always = {self.task.qualified_kind(): self.task.VERSION}
+        always = {self.task.qualified_kind(): self.task.version()}
         for encoding in self.model.position:
             kind = encoding.qualified_kind()
             always[kind] = max(always.get(kind, 0), encoding.version(self.dims))

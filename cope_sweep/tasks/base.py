@@ -121,6 +121,13 @@ class Task(Kind):
     def length(self, split: str) -> int:
         """Number of tokens in an input sequence of this split."""
 
+    def version(self) -> int:
+        """The `VERSION` of what this spec generates; it is part of a run's identity.
+
+        Override it where a change of the code changes the sequences of some specs only: the other runs keep their ids.
+        """
+        return self.VERSION
+
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         """`count` sequences of this split, with all randomness from `rng`. Not needed if `sequences` is overridden."""
         raise NotImplementedError(f"the task {self.kind} has no `generate`; call `sequences`")

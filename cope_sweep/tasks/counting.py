@@ -17,8 +17,9 @@ training set is a subset of a larger one. Each epoch visits it in a different or
 
 Two options that the release does not have ask for the same counting with less to learn beside it. With
 `operation_tokens: one`, an operation is one token, so that no name has to be bound to the `++;` that follows it. With
-`prints`, a sequence has several queries, at random places after the first set; the inputs hold `_` instead of an
-answer, so that none can be read off. With both, `variables: 2, operations: 5, prints: 2, max_tokens: 11`:
+`prints`, a sequence has several queries, at random places after the first set. The inputs hold `_` instead of an
+answer, so that none can be read off; a query that `max_tokens` cuts in two is left out. With both, `variables: 2,
+operations: 5, prints: 2, max_tokens: 11`:
 
     inputs    a=0 a++ print_a _ pass; b=0 b++ print_a _ _
     targets   .   .   1       . .     .   .   1       . .
@@ -147,8 +148,18 @@ class Counting(GeneratedTask):
         return self.maximum + 7 + self.variables
 
     def length(self, split: str) -> int:
+        return min(self.max_tokens, self._most_tokens) - 1
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of the longest sequence before it is cut, its answers included."""
         tokens_of = TOKENS_OF[self.operation_tokens]
-        return min(self.max_tokens, int(tokens_of.max()) * self.operations + int(tokens_of[PRINT]) * self.prints) - 1
+        return int(tokens_of.max()) * self.operations + int(tokens_of[PRINT]) * self.prints
+
+    def version(self) -> int:
+        # Version 1 left the end of a query that was cut in two, with its answer in the inputs. One query is the end of
+        # its sequence and never cut.
+        return 2 if self.prints > 1 and self._most_tokens > self.max_tokens else self.VERSION
 
     def with_targets(self, tokens_NL: np.ndarray) -> Batch:
         kinds_NT, _ = self._parse(tokens_NL[:, :-1])
@@ -349,7 +360,8 @@ class Counting(GeneratedTask):
             steps, rows = np.nonzero(kinds_SN == kind)
             for place, token in enumerate(tokens):
                 columns = starts_SN[steps, rows] + place
-                kept = columns >= 0
+                # Of a query that is cut, nothing is kept: its end is an answer that the inputs would show.
+                kept = (starts_SN[steps, rows] if kind == PRINT else columns) >= 0
                 values = token[steps, rows][kept] if isinstance(token, np.ndarray) else token
                 tokens_NL[rows[kept], columns[kept]] = values
 

@@ -332,6 +332,47 @@ def test_every_query_has_the_answer_of_an_interpreter_and_the_inputs_hide_it(tas
         assert not {*words[max(expected) + 1 :]} - {"_"}  # the last query ends the sequence
 
 
+@given(task=forms, most=st.integers(3, 30), seed=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_query_that_is_cut_in_two_leaves_nothing_in_the_inputs(task, most, seed):
+    """Nowhere in the inputs is a number but the 0 of `a = 0 ;`, and the rest is the tail of the uncut sequence."""
+    cut = task.model_copy(update={"max_tokens": most})
+    batch, whole = (each.sequences("shorter", seed, 0, 20) for each in (cut, task))
+    numbers = {str(number) for number in range(task.maximum + 1)}
+    for inputs, targets, uncut in zip(batch.inputs_NT, batch.targets_NT, whole.inputs_NT, strict=True):
+        words, uncut_words = text(cut, inputs), text(task, uncut)
+        ends = [at for at, word in enumerate(words) if word != "_"]
+        for at, word in enumerate(words):
+            assert word not in numbers or (word == "0" and words[at + 1] == ";")
+        tail = uncut_words[: max(at for at, word in enumerate(uncut_words) if word != "_") + 1][-(max(ends) + 1) :]
+        first = next(at for at in range(len(words)) if words[at] != "_")
+        assert words[first : max(ends) + 1] == tail[first:]
+        assert (targets != IGNORED)[max(ends)]
+
+
+def test_a_hand_worked_cut_inside_a_query():
+    """`print a 1` with room for its last two tokens, or for the last one: both become padding."""
+    task = Counting(variables=1, operations=3, prints=2, max_tokens=6)
+    kinds, variables, values = (
+        np.array(each)[:, None]
+        for each in ((counting.PRINT, counting.PASS, counting.PASS, counting.PRINT), [0] * 4, (1, 0, 0, 1))
+    )
+    for most, begin in ((8, "print a _"), (7, "_ _"), (6, "_"), (5, "")):
+        rows = task.model_copy(update={"max_tokens": most})._tokens(kinds, variables, values)
+        assert (
+            text(task, task.with_targets(rows.tokens_NL.astype(int)).inputs_NT[0])
+            == f"{begin} pass; pass; print a".split()
+        )
+
+
+def test_only_runs_whose_queries_may_be_cut_have_another_version():
+    may_be_cut = {"operations": 10, "max_tokens": 45, "prints": 2}  # 10 · 4 + 2 · 3 tokens at most
+    assert Counting(**may_be_cut).version() == 2
+    assert Counting(**may_be_cut | {"max_tokens": 46}).version() == 1
+    assert Counting(**may_be_cut | {"operation_tokens": "one"}).version() == 1
+    assert Counting(**may_be_cut | {"prints": 1}).version() == 1
+
+
 @given(task=forms)
 @settings(max_examples=20, deadline=None)
 def test_the_forms_have_the_same_operations_and_answers(task):
