@@ -80,13 +80,13 @@ TOO_FEW_RULE = (
     "{smallest_p}, so no difference could be significant. "
 )
 CLAIMED_RULE = (
-    "Pairs of rows that a claim compares have one p in this document, that of the claims: exact {test}, corrected for "
-    "the pairs of all claims about this column and task (Holm). With {runs}, it is at least {smallest_p}. If p ≤ 0.05, "
-    "{meaning}; otherwise there is no significant difference. "
+    "Where a claim compares two rows, p is the claim's: exact {test}, corrected for the pairs of all claims about this "
+    "column and task (Holm). With {runs}, it is at least {smallest_p}. If p ≤ 0.05, {meaning}; otherwise there is no "
+    "significant difference. "
 )
 TOO_FEW_CLAIMED_RULE = (
-    "Too few seeds for verdicts on the pairs of rows that claims compare: with {runs}, p of an exact {test}, corrected "
-    "for the pairs of all claims about this column and task, is at least {smallest_p}, so no difference could be "
+    "Too few seeds for verdicts on pairs that a claim compares: with {runs}, the p of an exact {test}, corrected for "
+    "the pairs of all claims about this column and task, is at least {smallest_p}, so no difference could be "
     "significant. "
 )
 SECONDARY_RULE = (
