@@ -575,12 +575,13 @@ class Index:
 
     def activity(self) -> Activity:
         """The present state of all runs and sweeps."""
-        of_runs, of_sweeps = self._status(runs), self._status(sweeps)
-        left_s = func.min(runs.c.expires_s) - self.database.now_s()
+        of_runs, of_sweeps = self._counted(), self._status(sweeps)
+        leased_until = case((self._status(runs) == "running", runs.c.expires_s))
+        left_s = func.min(leased_until) - self.database.now_s()
         totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
         members = sweep_runs.join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
         members = members.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
-        has_not_started = func.coalesce(runs.c.status, "pending") == "pending"
+        has_not_started = func.coalesce(of_runs, "pending") == "pending"
         not_started = select(func.count()).select_from(members).where(of_sweeps == "running", has_not_started)
         with self.database.reading() as connection:
             rows = connection.execute(totals).all()
@@ -590,7 +591,7 @@ class Index:
         return Activity(
             runs={row[0]: int(row[1]) for row in rows},
             steps=sum(int(row[2] or 0) for row in rows),
-            shortest_lease_s=next((float(row[3]) for row in rows if row[0] == "running"), None),
+            shortest_lease_s=min((float(row[3]) for row in rows if row[3] is not None), default=None),
             sweeps={row[0]: int(row[1]) for row in counts},
             waiting=int(waiting),
             left_out=sum(map(int, left_out)),

@@ -108,11 +108,11 @@ class Activity:
     """The present state of all runs and sweeps of an index."""
 
     runs: Mapping[Status, int]
-    """Status → number of the runs that have started."""
+    """Status → number of runs; a leased one that waits for its worker is pending."""
     steps: int
     """Training steps of all runs: of a running one, those up to its last heartbeat."""
     shortest_lease_s: float | None
-    """Seconds until the first lease of the running runs expires; None if no run is running."""
+    """Seconds until the first lease of a run expires; None if none is leased."""
     sweeps: Mapping[Status, int]
     """Status → number of sweeps. `pending` ones were submitted, and wait for the cluster."""
     waiting: int

@@ -228,7 +228,7 @@ class StoreMetrics(Collector):
 
 def _activity_metrics(activity: Activity) -> Iterator[Metric]:
     for name, text, counts in (
-        ("cope_runs", "Runs that have started, by status.", activity.runs),
+        ("cope_runs", "Runs by status; a leased one that waits for its worker is pending.", activity.runs),
         ("cope_sweeps", "Sweeps by status; pending ones wait for the cluster.", activity.sweeps),
     ):
         family = GaugeMetricFamily(name, text, labels=["status"])

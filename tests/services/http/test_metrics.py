@@ -145,12 +145,12 @@ def store_samples(metrics: StoreMetrics) -> dict[tuple[str, ...], float]:
 def test_scrapes_within_a_few_seconds_share_their_numbers(store: Store) -> None:
     clock = Clock()
     metrics = StoreMetrics(lambda: store, clock)
-    assert store_samples(metrics)["cope_runs", "running"] == 0
+    assert store_samples(metrics)["cope_runs", "pending"] == 0
     acquire(store, 0, 60)
     clock.now_s += READ_EVERY_S / 2
-    assert store_samples(metrics)["cope_runs", "running"] == 0
+    assert store_samples(metrics)["cope_runs", "pending"] == 0
     clock.now_s += READ_EVERY_S
-    assert store_samples(metrics)["cope_runs", "running"] == 1
+    assert store_samples(metrics)["cope_runs", "pending"] == 1
 
 
 def test_the_heartbeat_is_that_of_the_lease_that_expires_first(store: Store) -> None:

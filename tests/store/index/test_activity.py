@@ -17,17 +17,17 @@ def test_runs_sweeps_and_leases_are_counted(index):
     steps = sum(record.step for record in index.records([run.run_id for run in RUNS]).values())
     for run, left_s in zip(RUNS[2:4], (60.0, 20.0), strict=True):
         assert isinstance(index.acquire(row(run, "running"), f"owner-{left_s}", left_s), Lease)
-    index.renew("owner-60.0", 60.0, [Event(run_id=RUNS[2].run_id, status="running", step=7)])
+    index.renew("owner-60.0", 60.0, [Event(run_id=RUNS[2].run_id, status="running", step=7, worker_id="w")])
     write_sweep(index, "running", RUNS, "running", ttl_s=60)
     write_sweep(index, "dead", RUNS[:2], "running", ttl_s=0)
     write_sweep(index, "waiting", RUNS[:1], "pending")
     write_sweep(index, "over", RUNS[:1])
     found = index.activity()
-    assert found.runs == {"finished": 1, "failed": 1, "running": 2}
+    assert found.runs == {"finished": 1, "failed": 1, "running": 1, "pending": 1}  # RUNS[3] has no worker
     assert found.steps == steps + 7
     assert 0 < found.shortest_lease_s <= 20
     assert found.sweeps == {"running": 1, "interrupted": 1, "pending": 1, "finished": 1}
-    assert found.waiting == 2  # RUNS[4:] of the first sweep
+    assert found.waiting == 3  # RUNS[3:] of the first sweep
     assert found.left_out == 0
 
 
