@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 GateSource = Literal["logits", "keys", "values", "separate"]
 """The argument of a gate's sigmoid. `logits`: the attention logits, after any rotation. Otherwise q·x/√K with the query
-q before any rotation, where x are the keys before any rotation, the values, or the encoding's separate keys."""
+q before any rotation, where x are the keys before any rotation, the values, or the encoding's separate keys. A term's
+`gate_bias_H` is added to that argument; None: nothing is."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LookUp:
     """Or (H, P, K), with a table for each head."""
     scale: float
     gate: GateSource
+    gate_bias_H: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class PiecewiseLinear:
     limit: float | None
     """The largest position; None if positions are not clamped."""
     gate: GateSource
+    gate_bias_H: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Slope:
 
     m_H: Tensor
     gate: GateSource
+    gate_bias_H: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -101,12 +101,12 @@ class Estimate:
 
 
 def parameter_count(run: RunSpec) -> int:
-    """The number of parameters of a run's model, from the declared shapes; tied weights count once."""
+    """The number of learned parameters of a run's model, from the declared shapes; tied weights count once."""
     return sum(math.prod(shape) * count for _, shape, count in _declared_parameters(run))
 
 
 def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Name, shape and count of the parameters of a run's model.
+    """Name, shape and count of the learned parameters of a run's model.
 
     Parameters that several layers have alike come once, under the name of one layer, with the number of layers.
     """
@@ -118,7 +118,8 @@ def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], i
     for encoding in run.model.position:
         layers = sum(encoding.serves(layer) for layer in range(sizes.layers))
         for name, parameter in encoding.parameters(run.dims).items():
-            yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
+            if parameter.learned:
+                yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
 
 
 def _sequence_flops(run: RunSpec, tokens: int, parameters: int) -> float:

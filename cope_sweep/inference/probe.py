@@ -297,8 +297,10 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
         for position, attention in zip(positions, seen(block, positions, logits_BHQS, visible_QS), strict=True):
             encoding = position.encoding
             if isinstance(encoding, ContextualEncoding):
-                store(contextual[encoding.kind].gates_HTT, start, encoding.gates(attention))
-                store(contextual[encoding.kind].positions_HTT, start, encoding.positions(attention))
+                store(contextual[encoding.kind].gates_HTT, start, encoding.gates(position.parameters, attention))
+                store(
+                    contextual[encoding.kind].positions_HTT, start, encoding.positions(position.parameters, attention)
+                )
             score_BHQS = encoding.score(position.parameters, attention)
             if score_BHQS is not None:
                 store(scores_HTT[encoding.kind], start, score_BHQS * visible_QS)

@@ -4,7 +4,7 @@ The problem of the fused kernels is a flat list of tensors and numbers:
 
     a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
-with the terms of `cope_sweep.terms`, and gates σ(s_ij) or σ(scale·base_q_i·gate_k_j).
+with the terms of `cope_sweep.terms`, and gates σ(s_ij + gate_bias_h) or σ(scale·base_q_i·gate_k_j + gate_bias_h).
 
 `Arguments` is the only list of them: the schema of the operator `cope_sweep::attention` and the structure of the C++
 kernels are made from it. A new kind of term adds its fields there and in `_fields_of`. Tables stay factored,
@@ -111,6 +111,8 @@ class Arguments(NamedTuple):
     segment_intercept: Tensor | None = None
     m: Tensor | None = None
     """Slope: (H,)."""
+    gate_bias: Tensor | None = None
+    """(H,): added to the logits of the gates; None: nothing is."""
     relative: Tensor | None = None
     """RelativeLookUp: (R, K) or (H, R, K)."""
     distance_bias: Tensor | None = None
@@ -181,6 +183,7 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
     table_queries: list[Tensor] = []
     gate_keys: list[Tensor | None] = []
     gate_queries: list[Tensor] = []
+    gate_biases: list[Tensor | None] = []
     for index, position in enumerate(positions):
         encoding = position.encoding
         if not (encoding.scores or encoding.weighs):
@@ -201,9 +204,11 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
             gate_keys.append(_padded(term.k_BHSF, inputs))
             # Kernels multiply products by 1/√K, which those of a LogSlope do not have.
             gate_queries.append(_padded(term.q_BHQF * inputs.q_BHTK.shape[-1] ** 0.5, inputs))
+            gate_biases.append(None)
         elif isinstance(term, ContextualTerm):
             gate_keys.append(_gate_keys(inputs, term, index))
-    if any(keys is not gate_keys[0] for keys in gate_keys):
+            gate_biases.append(term.gate_bias_H)
+    if any(of_gates[n] is not of_gates[0] for of_gates in (gate_keys, gate_biases) for n in range(len(of_gates))):
         return "the gates of contextual encodings differ"
     if gate_keys and fields.get("stick_breaking"):
         return "stick-breaking does not compute contextual positions"
@@ -223,6 +228,7 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
         inputs.v_BHSK,
         base_q=None if base_q is inputs.rotated_q_BHTK else base_q,
         gate_k=gate_k,
+        gate_bias=gate_biases[0] if gate_biases else None,
         seeds=seeds_B if dropout else None,
         lengths=inputs.lengths_B,
         scale=inputs.q_BHTK.shape[-1] ** -0.5,

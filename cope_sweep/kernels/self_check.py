@@ -152,6 +152,7 @@ def _random_problem(
 
     # Gates whose keys are not the keys of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
+    gates["gate_bias_learned"] = "gate_bias" in names
     of_field: dict[str, Encoding] = {
         "e": CoPE(p_max=POSITIONS, **gates),
         "segment_slope": CoPEMLP(hidden=9, **gates),

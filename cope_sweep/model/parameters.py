@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cope_sweep.families import ConstantValue, Initialisation, Normal, ParameterDeclaration, Uniform
 from cope_sweep.positions import Dims, Encoding
+from cope_sweep.positions.base import Parameter
 
 
 def add_parameters(module: nn.Module, declared: Mapping[str, ParameterDeclaration]) -> None:
@@ -71,13 +72,12 @@ class PositionParameters(nn.Module):
         super().__init__()
         self.encoding = encoding
         declared = encoding.parameters(dims)
-        self.shared = nn.ParameterDict({n: torch.zeros(p.shape) for n, p in declared.items() if not p.per_layer})
-        per_layer = {name: p.shape for name, p in declared.items() if p.per_layer}
+        self.shared = nn.ParameterDict({name: _zeros(p) for name, p in declared.items() if not p.per_layer})
+        per_layer = {name: p for name, p in declared.items() if p.per_layer}
         self.layers = nn.ModuleDict()
         for layer in range(dims.layers):
             if per_layer and encoding.serves(layer):
-                tables = {name: torch.zeros(shape) for name, shape in per_layer.items()}
-                self.layers[str(layer)] = nn.ParameterDict(tables)
+                self.layers[str(layer)] = nn.ParameterDict({name: _zeros(p) for name, p in per_layer.items()})
 
     def of_layer(self, layer: int) -> Mapping[str, Tensor]:
         """The parameters that layer `layer` uses, by name."""
@@ -97,3 +97,8 @@ class PositionParameters(nn.Module):
                 initialise_parameter(parameter, Normal(declaration.std), generator)
             if declaration.centre:
                 parameter.add_(declaration.centre)
+
+
+def _zeros(declared: Parameter) -> nn.Parameter:
+    """A parameter of zeros, without a gradient if it is not learned: it is in the state dict in either case."""
+    return nn.Parameter(torch.zeros(declared.shape), requires_grad=declared.learned)

@@ -61,6 +61,8 @@ class Parameter:
     """The initialisation is uniform on ± this; None: it is normal, with `std`."""
     centre: float = 0.0
     """Mean of the initialisation."""
+    learned: bool = True
+    """False: a constant of the model, which keeps its initial value."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,11 @@ At a whole number p the interpolation has a kink, and its derivative is the one 
 last embedding). The paper's listing, whose floor and ceiling are then the same entry, has 0 there: where many gates are
 exactly 0, ½ or 1, no gradient would reach them.
 
+Gates start near σ(0) = ½, so a row of T keys reaches position T/2. Beyond the last embedding the derivative is 0:
+gates of keys farther than about 2·p_max tokens do not learn. `gate_bias` adds a constant b to the argument of all
+gates, g_ij = σ(q_i·k_j/√K + b). Where logits are about 0, a row then spans T·σ(b) positions: N of them if
+b = log(N/(T − N)), which is `gate_bias: {span: N}`, with T the model's context.
+
 Gates are computed and positions are summed in float32, whatever the model's precision: a bfloat16 has 8 bits, so a sum
 of 512 gates would be off by more than 1.
 """
@@ -30,6 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Frozen
 from cope_sweep.positions.base import (
     Attention,
     AttentionEncoding,
@@ -48,6 +54,12 @@ if TYPE_CHECKING:
 Gate = Literal["keys", "values", "separate"]
 
 
+class GateSpan(Frozen):
+    """The bias of gates at which a row of the training context spans so many positions, if its logits are 0."""
+
+    span: Annotated[float, Field(gt=0)]
+
+
 class ContextualEncoding(AttentionEncoding):
     """The base of all variants of CoPE: gates, and the positions that are sums of gates."""
 
@@ -61,6 +73,15 @@ class ContextualEncoding(AttentionEncoding):
         default=False,
         description="In a model with RoPE: both gates and q·e use the rotated queries (and gates the rotated keys), as "
         "the paper's listing does instead of the model's attention.",
+    )
+
+    gate_bias: float | GateSpan = Field(
+        default=0.0,
+        description="Added to the gates' logits: a number; {span: N}: log(N/(T − N)), at which a row of the training "
+        "context, T tokens, spans N positions if its other logits are 0.",
+    )
+    gate_bias_learned: bool = Field(
+        default=False, description="`gate_bias` is the initial value of a learned bias, for each head and layer."
     )
 
     @property
@@ -88,24 +109,39 @@ class ContextualEncoding(AttentionEncoding):
                 key=f"{self.kind}.gate_after_rotation",
                 gate=self.gate,
             )
+        if isinstance(self.gate_bias, GateSpan) and self.gate_bias.span >= dims.context:
+            raise InvalidValue(
+                f"{self.kind}.gate_bias.span = {self.gate_bias.span:g}, and the context has {dims.context} tokens; "
+                f"gates are less than 1, so choose a span below {dims.context}",
+                key=f"{self.kind}.gate_bias",
+                value=self.gate_bias.span,
+                below=dims.context,
+            )
 
     def gate_parameters(self, dims: Dims) -> dict[str, Parameter]:
-        """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
-        return projection("gate", dims.dim, dims) if self.gate == "separate" else {}
+        """W_g and its bias, for each layer, if gates have separate keys; the bias of the gates of each head, if any."""
+        separate = projection("gate", dims.dim, dims) if self.gate == "separate" else {}
+        bias = self.gate_bias
+        if isinstance(bias, GateSpan):
+            bias = math.log(bias.span / (dims.context - bias.span))
+        if not bias and not self.gate_bias_learned:
+            return separate
+        shift = Parameter((dims.heads,), per_layer=True, centre=bias, learned=self.gate_bias_learned)
+        return {**separate, "shift": shift}
 
     def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """The separate keys of the gates."""
         return project(parameters, "gate", h_BTD) if self.gate == "separate" else None
 
-    def gates(self, attention: Attention) -> Tensor:
+    def gates(self, parameters: Tensors, attention: Attention) -> Tensor:
         """g_ij, shape (B, H, Q, S), float32 or float64; 0 for keys after the query."""
-        return at_least_float32(self._gate_logits(attention)).sigmoid().masked_fill(~attention.visible_QS, 0)
+        return self._gate_logits(parameters, attention).sigmoid().masked_fill(~attention.visible_QS, 0)
 
-    def positions(self, attention: Attention) -> Tensor:
+    def positions(self, parameters: Tensors, attention: Attention) -> Tensor:
         """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
         from cope_sweep.positions.contextual import sum_gates
 
-        return sum_gates(at_least_float32(self._gate_logits(attention)), attention.visible_QS)
+        return sum_gates(self._gate_logits(parameters, attention), attention.visible_QS)
 
     def limit(self, parameters: Tensors) -> int | None:
         """The largest position, p_max − 1; None if positions are not clamped."""
@@ -116,7 +152,16 @@ class ContextualEncoding(AttentionEncoding):
         """The input of this encoding's gates, as `terms` names it."""
         return "logits" if self.gate_after_rotation or self.rotated_query else self.gate
 
-    def _gate_logits(self, attention: Attention) -> Tensor:
+    def _gate_logits(self, parameters: Tensors, attention: Attention) -> Tensor:
+        logits_BHQS = at_least_float32(self._logits_without_bias(attention))
+        shift_H = self.gate_shift(parameters)
+        return logits_BHQS if shift_H is None else logits_BHQS + at_least_float32(shift_H)[:, None, None]
+
+    def gate_shift(self, parameters: Tensors) -> Tensor | None:
+        """The bias of each head's gates, (H,); None: there is none."""
+        return parameters.get("shift")
+
+    def _logits_without_bias(self, attention: Attention) -> Tensor:
         if self.gate == "keys" and (self.gate_after_rotation or not attention.rotated):
             return attention.logits_BHQS
         keys_BHSK: Tensor | None = attention.k_BHSK
@@ -165,7 +210,7 @@ class CoPE(ContextualEncoding):
         e_PK = parameters["e"]  # e_HPK with a table for each head
         limit = self.limit(parameters)
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
-        p_BHQU = self.near_positions(attention, limit)
+        p_BHQU = self.near_positions(parameters, attention, limit)
         # A position that is not a number would be an index of any size. Its fraction makes its score NaN.
         index_BHQU = p_BHQU.detach().long().clamp_(0, limit)
         # The step to the next entry is 0 at the last one. At a whole number it is the derivative to the right.
@@ -177,7 +222,7 @@ class CoPE(ContextualEncoding):
             return near_BHQU
         return torch.cat((z_BHQP[..., -1:].expand(-1, -1, -1, earlier), near_BHQU), dim=-1)
 
-    def near_positions(self, attention: Attention, limit: int) -> Tensor:
+    def near_positions(self, parameters: Tensors, attention: Attention, limit: int) -> Tensor:
         """p_ij of the last U keys, (B, H, Q, U): at all keys before them, every query's position is beyond the limit.
 
         In a full pass U is S: the first query has counted nothing.
@@ -185,14 +230,15 @@ class CoPE(ContextualEncoding):
         Q, S = attention.visible_QS.shape
         keys = Q + 3 * limit  # with gates of ½, two keys count as one
         while keys < S:
-            p_BHQU = self.positions(attention.nearest(keys))
+            p_BHQU = self.positions(parameters, attention.nearest(keys))
             if bool((p_BHQU[..., 0] >= limit).all()):
                 return p_BHQU
             keys = keys * 3 // 2
-        return self.positions(attention)
+        return self.positions(parameters, attention)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
-        return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)
+        shift_H = self.gate_shift(parameters)
+        return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source, shift_H)
 
     def _scale(self, e_PK: Tensor) -> float:
         return e_PK.shape[-1] ** -0.5 if self.scale_positions else 1.0

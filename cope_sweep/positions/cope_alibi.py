@@ -43,10 +43,10 @@ class CoPEALiBi(ContextualEncoding):
         return {**learned, **self.gate_parameters(dims)}
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        return self._slopes(parameters, attention.q_BHQK)[:, None, None] * self.positions(attention)
+        return self._slopes(parameters, attention.q_BHQK)[:, None, None] * self.positions(parameters, attention)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> Slope:
-        return Slope(self._slopes(parameters, q_BHQK), self.gate_source)
+        return Slope(self._slopes(parameters, q_BHQK), self.gate_source, self.gate_shift(parameters))
 
     def _slopes(self, parameters: Tensors, q_BHQK: Tensor) -> Tensor:
         if self.slopes == "learned":

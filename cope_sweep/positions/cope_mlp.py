@@ -61,7 +61,7 @@ class CoPEMLP(ContextualEncoding):
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         from cope_sweep.positions.contextual import count_knots, linear_pieces
 
-        p_BHQS, q_BHQK = self.positions(attention), attention.q_BHQK
+        p_BHQS, q_BHQK = self.positions(parameters, attention), attention.q_BHQK
         if (limit := self.limit(parameters)) is not None:
             # Not clamp, which passes the gradient at the limit itself: the derivative to the right is 0.
             p_BHQS = p_BHQS.masked_fill(p_BHQS >= limit, limit)
@@ -82,7 +82,10 @@ class CoPEMLP(ContextualEncoding):
             return None
         limit = self.limit(parameters)
         return PiecewiseLinear(
-            *self._segments(parameters, q_BHQK), None if limit is None else float(limit), self.gate_source
+            *self._segments(parameters, q_BHQK),
+            None if limit is None else float(limit),
+            self.gate_source,
+            self.gate_shift(parameters),
         )
 
     def _segments(self, parameters: Tensors, q_BHQK: Tensor) -> tuple[Tensor, Tensor, Tensor]:

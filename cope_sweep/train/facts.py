@@ -119,7 +119,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
     runtime = trainer.runtime
     share = math.ceil(trainer.spec.train.batch / runtime.world_size)
     return {
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "peak_memory_bytes": peak_bytes(runtime.device),
         "device": _device_name(runtime),
         "precision": runtime.precision,

@@ -57,7 +57,8 @@ class Case:
     @property
     def exact_positions(self) -> bool:
         """Whether all gates are exactly ½: positions have no rounding errors, and fall on integers."""
-        return 0 in (self.query_std, self.key_std) and self.logit_shift == 0 and not self.rotated
+        biased = any(getattr(encoding, "gate_bias_learned", False) for encoding in self.encodings)
+        return 0 in (self.query_std, self.key_std) and self.logit_shift == 0 and not self.rotated and not biased
 
 
 def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -186,6 +187,9 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
             choices[name].model_copy(update=rotated) if name in ("cope", "mlp", "cope_alibi") else choices[name]
             for name in names
         )
+    contextual = [name for name in names if name in ("cope", "mlp", "cope_alibi")]
+    if len(contextual) == 1 and draw(st.booleans()):  # two encodings would have a bias each, so gates that differ
+        choices |= {name: choices[name].model_copy(update={"gate_bias_learned": True}) for name in contextual}
     return tuple(choices[name] for name in names)
 
 

@@ -30,6 +30,10 @@ ALL_TERMS = [
     Case((CoPE(p_max=20, gate="separate"), Relative(positions=70, per_head=True)), queries=140, lengths=(140, 31)),
     Case((CoPE(p_max=20, gate="values"), T5(), ALiBi()), queries=100, rotated=True, dropout=0.2),
     Case((CoPE(p_max=1),), queries=65),
+    Case((CoPE(p_max=20, gate_bias_learned=True),), queries=140, lengths=(140, 31)),
+    Case((CoPE(p_max=30, gate="separate", gate_bias_learned=True), Relative(positions=5)), queries=140, dropout=0.2),
+    Case((CoPEMLP(hidden=20, gate_bias_learned=True),), queries=140, rotated=True),
+    Case((CoPEALiBi(slopes="learned", gate_bias_learned=True),), queries=130),
     Case((CoPEMLP(hidden=50),), queries=140, head_dim=7),
     Case((CoPEMLP(hidden=20, p_max=11), Relative(positions=5, far="last")), queries=140),
     Case((CoPEALiBi(slopes="learned"), CoPE(p_max=12)), queries=130, dropout=0.3, lengths=(64, 0)),
@@ -82,14 +86,20 @@ def test_gates_of_0_and_of_1(logit_shift, target):
         assert_correct(Case((CoPE(p_max=p_max),), batch=1, queries=130, logit_shift=logit_shift))
 
 
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("gate", ["keys", "values"])
-def test_more_unsaturated_tiles_than_fit_the_scratch_memory(gate):
+def test_more_unsaturated_tiles_than_fit_the_scratch_memory(gate, learned):
     # backward.h keeps MAX_HELD_TILES tiles of TILE keys: 1024 keys. Of the sequence, the last 70 tokens have queries.
-    case = Case((CoPE(p_max="full", gate=gate),), 1, 1, queries=70, cached=1130, head_dim=4, smooth=True)
+    cope = CoPE(p_max="full", gate=gate, gate_bias_learned=learned)
+    case = Case((cope,), 1, 1, queries=70, cached=1130, head_dim=4, smooth=True)
     assert_correct(case)
 
 
-@pytest.mark.parametrize("encoding", [CoPEMLP(hidden=20), CoPEALiBi(slopes="learned")], ids=lambda e: e.kind)
+@pytest.mark.parametrize(
+    "encoding",
+    [CoPEMLP(hidden=20), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=20, gate_bias_learned=True)],
+    ids=["cope_mlp", "cope_alibi", "gate_bias"],
+)
 @pytest.mark.parametrize("logit_shift", [0.0, -3.0])
 def test_a_bias_that_is_linear_from_some_position_on(encoding, logit_shift):
     """The kernel then computes the gate gradients' sum over the far keys before it visits them."""

@@ -72,6 +72,16 @@ CASES = {
     "relative, capped at one": case(Relative(positions=1, far="last")),
     "cope and relative": case(CoPE(p_max=4), Relative(positions=7)),
     "cope and relative, capped": case(CoPE(p_max=4), Relative(positions=7, far="last"), queries=48),
+    "gate bias": case(CoPE(p_max=5, gate_bias_learned=True), heads=2, queries=48),
+    "gate bias, separate gate keys": case(
+        CoPE(p_max=5, gate="separate", gate_bias_learned=True), rotated=True, heads=2
+    ),
+    "gate bias, bfloat16": case(CoPE(p_max=8, gate_bias_learned=True), dtype=torch.bfloat16),
+    "gate bias, padding, cached keys": case(
+        CoPE(p_max=4, gate_bias_learned=True), batch=2, queries=20, cached=19, lengths=(30, 39)
+    ),
+    "gate bias, cope-mlp": case(CoPEMLP(hidden=6, p_max=9, gate_bias_learned=True), queries=48),
+    "gate bias, cope-alibi": case(CoPEALiBi(slopes="learned", gate_bias_learned=True), queries=48),
     "cope-alibi": case(SLOPE),
     "cope-alibi, separate gate keys": case(CoPEALiBi(slopes="learned", gate="separate"), heads=2),
     "cope and cope-alibi": case(CoPE(p_max=5), SLOPE),
@@ -170,7 +180,16 @@ def small_launches(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5", "fox, padding, dropout"]
+    "name",
+    [
+        "cope",
+        "cope-alibi",
+        "gate bias",
+        "padding",
+        "rotated, separate gate keys",
+        "relative and t5",
+        "fox, padding, dropout",
+    ],
 )
 def test_queries_in_several_launches(small_launches, name):
     problem, dtype = CASES[name]

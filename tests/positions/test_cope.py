@@ -6,10 +6,13 @@ from cope_benchmarks.peers import listing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.config.estimate import parameter_count
 from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
 from cope_sweep.model import Transformer
-from cope_sweep.positions import Attention, CoPE, Dims
+from cope_sweep.positions import Attention, CoPE, CoPEALiBi, CoPEMLP, Dims
+from cope_sweep.positions.cope import GateSpan
 from cope_sweep.testing import EncodingContract
+from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
 from tests.positions import naive
 
@@ -25,6 +28,8 @@ class TestCoPE(EncodingContract):
         [CoPE(p_max=5, gate_after_rotation=True), "rope"],
         [CoPE(p_max=5, rotated_query=True), "rope"],
         [CoPE(p_max=5, rotated_query=True, per_head=True), "rope", "relative"],
+        CoPE(p_max=5, gate_bias=-1.5),
+        [CoPE(p_max=5, gate="separate", gate_bias=GateSpan(span=3.0), gate_bias_learned=True), "rope"],
     ]
     extrapolates = True
 
@@ -62,14 +67,14 @@ def test_gates_come_from_keys_values_or_separate_keys():
     for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", separate)):
         gates = torch.sigmoid(keys.q_BHQK @ source.transpose(-1, -2) / 3**0.5).tril()
         expected = gates.flip(-1).cumsum(-1).flip(-1)
-        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, features_BHSF=separate)), expected)
+        torch.testing.assert_close(CoPE(gate=gate).positions({}, replace(keys, features_BHSF=separate)), expected)
 
 
 def test_gates_use_queries_and_keys_before_rotation_by_default():
     plain = naive.attention(heads=1, tokens=5, head_dim=4)
     rotated = replace(plain, logits_BHQS=plain.logits_BHQS + 1, rotated=True)
-    torch.testing.assert_close(CoPE().positions(rotated), CoPE().positions(plain))
-    after = CoPE(gate_after_rotation=True).positions(rotated)
+    torch.testing.assert_close(CoPE().positions({}, rotated), CoPE().positions({}, plain))
+    after = CoPE(gate_after_rotation=True).positions({}, rotated)
     gates = torch.sigmoid(rotated.logits_BHQS).tril()
     torch.testing.assert_close(after, gates.flip(-1).cumsum(-1).flip(-1))
 
@@ -175,3 +180,65 @@ def test_gates_get_a_gradient_at_the_start_if_embeddings_do_not_start_at_zero():
         gates = [x.grad for name, x in model.named_parameters() if "gate_weight" in name]
         assert gates
         assert all(bool(gradient.any()) == reached for gradient in gates)
+
+
+ENCODINGS = [CoPE, CoPEMLP, CoPEALiBi]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("gate", ["keys", "values", "separate"])
+def test_a_bias_is_added_to_the_logits_of_the_gates_of_each_head(encoding, gate):
+    attention = replace(naive.attention(heads=2, tokens=5, head_dim=3), features_BHSF=naive.normal(1, 2, 5, 3))
+    biased = encoding(gate=gate, gate_bias_learned=True)
+    plain, gates = (
+        encoding(gate=gate).gates({}, attention),
+        biased.gates({"shift": torch.tensor([0.0, -2.0])}, attention),
+    )
+    torch.testing.assert_close(gates[:, 0], plain[:, 0])
+    torch.testing.assert_close(gates[:, 1], (plain[:, 1].logit() - 2).sigmoid())
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_row_of_the_context_spans_the_positions_that_were_asked_for(encoding):
+    dims = Dims(dim=12, heads=3, layers=2, context=100)
+    (name, shift) = next(
+        item for item in encoding(gate_bias={"span": 16}).parameters(dims).items() if item[0] == "shift"
+    )
+    assert shift.shape == (3,)
+    zeros = torch.zeros(1, 3, 100, 4)
+    attention = Attention(zeros, zeros, zeros, zeros @ zeros.mT, torch.ones(100, 100, dtype=torch.bool).tril())
+    p = encoding().positions({name: torch.full(shift.shape, shift.centre)}, attention)
+    torch.testing.assert_close(p[0, :, -1, 0], torch.full((3,), 16.0))
+
+
+def test_a_span_has_to_fit_into_the_context():
+    with raises("invalid_value", value=100.0, below=100):
+        CoPE(gate_bias={"span": 100}).check(Dims(dim=12, heads=3, layers=2, context=100))
+    CoPE(gate_bias={"span": 99}).check(Dims(dim=12, heads=3, layers=2, context=100))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_bias_is_a_constant_of_the_model_or_learned(learned):
+    position = {"kind": "cope", "p_max": 8, "std": 0.5, "gate_bias": -1.0, "gate_bias_learned": learned}
+    run, plain = (tiny_run(**{"model.position": [p]}) for p in (position, {"kind": "cope", "p_max": 8, "std": 0.5}))
+    model = Transformer(run)
+    shifts = {name: x for name, x in model.named_parameters() if name.endswith("shift")}
+    assert len(shifts) == run.model.layers
+    assert all(x.tolist() == [-1.0] * run.model.heads for x in shifts.values())
+    assert {name: x for name, x in model.state_dict().items() if name in shifts}.keys() == shifts.keys()
+    # All other weights start as without a bias.
+    before = dict(Transformer(plain).named_parameters())
+    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters() if name not in shifts)
+    more = run.model.layers * run.model.heads if learned else 0
+    assert parameter_count(run) == parameter_count(plain) + more
+    tokens = torch.randint(model.vocabulary_size, (2, 9), generator=torch.Generator().manual_seed(0))
+    model.loss(tokens, tokens).backward()
+    assert all((x.grad is not None and bool(x.grad.any())) == learned for x in shifts.values())
+
+
+def test_no_bias_is_no_parameter():
+    dims = Dims(dim=12, heads=3, layers=2, context=100)
+    for encoding in ENCODINGS:
+        assert "shift" not in encoding().parameters(dims)
+        assert "shift" not in encoding(gate_bias=0.0).parameters(dims)
+        assert encoding(gate_bias_learned=True).parameters(dims)["shift"].centre == 0

@@ -15,7 +15,7 @@ class TestCoPEALiBi(EncodingContract):
 def test_score_is_the_position_times_the_slope(sign):
     attention = naive.attention(heads=2, tokens=6, head_dim=3)
     score = CoPEALiBi(slopes=(1.0, 0.25), slope_sign=sign).score({}, attention)
-    p = CoPE().positions(attention)
+    p = CoPE().positions({}, attention)
     torch.testing.assert_close(score[0, 0], sign * p[0, 0])
     torch.testing.assert_close(score[0, 1], sign * p[0, 1] / 4)
 
@@ -28,4 +28,4 @@ def test_learned_slopes_are_per_head_and_layer_start_at_0_and_have_no_sign():
     attention = naive.attention(heads=2, tokens=4, head_dim=3)
     m = torch.tensor([2.0, -1.0], dtype=torch.float64)
     score = CoPEALiBi(slopes="learned", slope_sign=-1).score({"m": m}, attention)
-    torch.testing.assert_close(score, m[:, None, None] * CoPE().positions(attention))
+    torch.testing.assert_close(score, m[:, None, None] * CoPE().positions({}, attention))

@@ -14,6 +14,7 @@ class TestCoPEMLP(EncodingContract):
         CoPEMLP(hidden=3, layers=(0,), p_max=4, gate="values"),
         CoPEMLP(hidden=5, activation="gelu", scale_positions=True),
         [CoPEMLP(hidden=5, rotated_query=True), "rope"],
+        CoPEMLP(hidden=5, p_max=4, gate_bias=-1.0, gate_bias_learned=True),
     ]
     extrapolates = True
 
@@ -25,7 +26,7 @@ def test_is_q_times_the_mlp_of_the_position(activation, function):
     rng = torch.Generator().manual_seed(1)
     w = {n: torch.randn(p.shape, generator=rng).double() for n, p in mlp.parameters(Dims(6, 2, 1, 9)).items()}
     score = mlp.score(w, attention)
-    p = CoPE().positions(attention)
+    p = CoPE().positions({}, attention)
     for h in range(2):
         for i in range(6):
             for j in range(i + 1):
@@ -50,7 +51,7 @@ def scores_and_leaves(seed, p_max=None):
         return mlp.score({"w1": w1, "b1": b1, "w2": w2, "b2": b2}, attention(logits, q))
 
     def by_equation(logits, q, w1, b1, w2, b2):
-        p = mlp.positions(attention(logits, q))[..., None]
+        p = mlp.positions({}, attention(logits, q))[..., None]
         if p_max is not None:
             p = p.clamp(max=p_max - 1)
         return (torch.relu(w1 * p + b1) @ (q @ w2)[..., None])[..., 0] + (q @ b2)[..., None]

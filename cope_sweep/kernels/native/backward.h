@@ -21,7 +21,7 @@ __attribute__((noinline)) static float dot(const float* a, const float* b, int64
 
 template <Kind kind>
 static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gradients& to, const View& out, const View& rest, const float* lse,
-                           const View& dout, int64_t b, int64_t h, int64_t block, float& dm, float* dbias) {
+                           const View& dout, int64_t b, int64_t h, int64_t block, float& dm, float& dgate_bias, float* dbias) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
     const int64_t first = block * TILE, queries = x.query(b, h, first - x.start());
@@ -141,6 +141,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
             }
         }
         if (x.m) dm += sum(sums.slope);
+        if (x.gate_bias) dgate_bias += sum(m.dp_total[r] * sums.gate_slope - sums.gate_right);
         if (kind == STICK) {
             const float remainder = remainder_weight(x, b, h, first + r, m.lse[r]);
             for (int64_t d = 0; remainder != 0 && d < x.D; ++d) m.dv[(first + r) * width + d] += remainder * m.dout[r * width + d];
@@ -172,13 +173,13 @@ struct PartialSums {
     Scratch heads;                        // of dk, of dv and of dgate_k of all items, if a head has several items
     Scratch tables, distance_tables;
     Scratch key_biases;
-    std::vector<float> dm, dbias, dshares;
+    std::vector<float> dm, dgate_bias, dbias, dshares;
 
     explicit PartialSums(const NativeProblem& x)
         : head(BackwardScratch::head(x)), table(Table::size(x, x.e ? x.P : 0, POSITIONS_AHEAD)),
           distances(Table::size(x, x.relative ? x.R : 0, DISTANCES_AHEAD)), heads(x, x.groups > 1 ? head * x.items() * (x.separate() ? 3 : 2) : 0),
           tables(x, table * x.items()), distance_tables(x, distances * x.items()),
-          key_biases(x, x.key_bias ? x.items() * x.S : 0), dm(x.items()), dbias(x.distance_bias ? x.items() * x.biases : 0),
+          key_biases(x, x.key_bias ? x.items() * x.S : 0), dm(x.items()), dgate_bias(x.items()), dbias(x.distance_bias ? x.items() * x.biases : 0),
           dshares(x.items() * shares_size(x)) {}
 
     // Begin an item with sums of 0.
@@ -202,6 +203,7 @@ struct PartialSums {
         if (x.e) write_table(x, to.e, x.P, POSITIONS_AHEAD, x.e_head, x.e_scale / x.scale, tables, table);
         if (x.relative) write_table(x, to.relative, x.R, DISTANCES_AHEAD, x.relative_head, x.relative_scale / x.scale, distance_tables, distances);
         if (x.m) zero(to.m, x.H);
+        if (x.gate_bias) zero(to.gate_bias, x.H);
         if (x.distance_bias) zero(to.distance_bias, x.H * x.biases);
         if (x.key_bias) zero(to.key_bias, x.heads() * x.S);
         const int64_t segments = x.share_segments();
@@ -209,6 +211,7 @@ struct PartialSums {
         for (int64_t item = 0; item < x.items(); ++item) {
             const int64_t h = item / x.groups % x.H;
             if (x.m) to.m[h] += dm[item];
+            if (x.gate_bias) to.gate_bias[h] += dgate_bias[item];
             for (int64_t n = 0; x.distance_bias && n < x.biases; ++n) to.distance_bias[h * x.biases + n] += dbias[item * x.biases + n];
             for (int64_t t = 0; x.key_bias && t < x.S; ++t) to.key_bias[item / x.groups * x.S + t] += key_biases[item * x.S + t];
             if (!x.share_slope) continue;
@@ -249,7 +252,8 @@ static void backward(const NativeProblem& x, const View& out, const View& rest, 
             m.packed = head;
             sums.begin(x, m, item);
             for_blocks(x, item, [&](int64_t b, int64_t h, int64_t block) {
-                backward_block<kind>(x, m, to, out, rest, lse, dout, b, h, block, sums.dm[item], sums.dbias.data() + (x.distance_bias ? item * x.biases : 0));
+                backward_block<kind>(x, m, to, out, rest, lse, dout, b, h, block, sums.dm[item], sums.dgate_bias[item],
+                                     sums.dbias.data() + (x.distance_bias ? item * x.biases : 0));
             });
             if (x.groups == 1) write_heads(head, m.dk, m.dv, m.dgate_k);
             for_padding(x, item, [&](int64_t b, int64_t h, int64_t t) {

@@ -10,6 +10,8 @@ struct RowSums {
     float positions;  // Σ of dp so far
     vf far;           // Σ of dscore over saturated keys, of each lane
     vf slope;         // Σ dscore·p, of each lane, where m is
+    vf gate_slope;    // Σ y, of each lane, where gates have a bias: its gradient is D·Σ y − Σ right·y
+    vf gate_right;    // Σ right·y
     vf scores;        // Σ dscore so far, of each lane, for a bias that becomes linear
     vf segment_score, segment_position;  // Σ dscore and Σ dscore·p in the current segment
 };
@@ -189,6 +191,11 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
         beyond += through[0];
         store(x_row + v * W, (x.separate() ? vf{} : scores[v]) - right * y);
         store(y_row + v * W, y);
+        if (x.gate_bias && !m.only_total) {
+            const vi visible_here = visible_lanes(visible - v * W);
+            sums.gate_slope += FULL ? y : select(visible_here, y, vf{});
+            sums.gate_right += FULL ? right * y : select(visible_here, right * y, vf{});
+        }
     }
     sums.positions = beyond;
 }

@@ -15,6 +15,7 @@ static inline int64_t reachable_entries(const Rows& rows, const Row* walking) {
 static inline Row begin_row(const NativeProblem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
     Row row{};
     if (x.m) row.m = x.m[h];
+    if (x.gate_bias) row.gate_bias = x.gate_bias[h];
     if (x.e) {
         row.table = positions.row(r);
         if (x.P == 1) row.far = row.table[0];

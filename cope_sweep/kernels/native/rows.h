@@ -18,6 +18,7 @@ struct Row {
     int share_segment;  // the same of the share of the distance
     float far;       // the bias of all keys from the saturation position on
     float m;
+    float gate_bias;
     const float* table;  // products with the table of positions; W floats after its last entry can be read
     const float *slope, *intercept;
     const float* relative;  // products with the table of distances
@@ -156,7 +157,7 @@ static inline bool row_scores(const NativeProblem& x, Row& row, int64_t h, int64
     const bool counts = kind != NONE && kind != STICK && row.position < saturation;
     const vf base = splat(-lse);
     if (counts) {
-        const auto gate = [&](int v) { return sigmoid(load(gate_logits + v * W)); };
+        const auto gate = [&](int v) { return sigmoid(load(gate_logits + v * W) + row.gate_bias); };
         const auto log_gate = [&](int v) { return log_sigmoid(load(gate_logits + v * W)); };
         row.position = kind == SLOPE_ONLY && x.log_gates
                            ? walk<FULL>(log_gate, vectors, i - j + 1, row.position, details.gates, details.positions)

@@ -31,7 +31,7 @@ TILES = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=tiles.SIZES)
 def backward_keys(
-    q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
+    q, k, v, base_q, gate_k, e, m, gate_bias, knots, segment_slope, segment_intercept,
     relative, distance_bias, distance_slope, key_bias, lengths, seeds,
     do, plain_end,
     z_table, relative_table,  # as in `backward_rows`
@@ -137,6 +137,7 @@ def backward_keys(
                 gate_logits = scores.logits(
                     gate_k_tile, gate_q_tile, scale, (j - first_i)[:, None], t[None, :], on_diagonal, PRECISION
                 )
+            gate_logits = scores.with_gate_bias(gate_logits, gate_bias, h)
             gate, _high, _low, sums_from = scores.gates_and_sums(gate_logits, from_here, True)
             gate_slope = tiles.gate_slope(gate)
             # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles

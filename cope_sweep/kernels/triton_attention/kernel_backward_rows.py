@@ -28,12 +28,13 @@ from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 @triton.jit(do_not_specialize=tiles.SIZES)
 def backward_rows(
-    q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
+    q, k, v, base_q, gate_k, e, m, gate_bias, knots, segment_slope, segment_intercept,
     relative, distance_bias, distance_slope, key_bias, lengths, seeds,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
     dq,
     dbase_q,  # None: added to dq
     dm_rows,  # each row's part of the gradient of m
+    dgate_bias_rows,  # and of the bias of the gates
     z_table, relative_table,  # scratch, as in the forward kernel; the column kernel reads them
     prefix_sums,  # scratch (heads of this launch, launch_rows, P or M, 2): both, where the keys of an entry end
     by_distance,  # scratch (heads of this launch, launch_rows, N): ds by distance
@@ -168,6 +169,7 @@ def backward_rows(
         tables.scatter(saturated, t * 4 + 2, dp_before)
         tables.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
+        dgate_bias_r = tl.zeros((BLOCK_T,), tl.float32)
     if (e is not None) or (knots is not None):
         prefix_sums += scratch_row * (P if e is not None else M) * 2
         both_sum = ds_plain
@@ -191,6 +193,7 @@ def backward_rows(
                 gate_k_rows = gate_k + b * gk_b + h * gk_h + first_j.to(tl.int64) * gk_t
                 gate_k_tile = tiles.load(gate_k_rows, c, gk_t, present, HEAD_DIM, BLOCK_K)
                 gate_logits = scores.logits(base_q_tile, gate_k_tile, scale, c[None, :], seen, some_hidden, PRECISION)
+            gate_logits = scores.with_gate_bias(gate_logits, gate_bias, h)
             gate, high, low, sums_from = scores.gates_and_sums(gate_logits, from_here, False)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
             # Gates may differ from the forward kernel's by a unit, where its products use other instructions.
@@ -245,6 +248,8 @@ def backward_rows(
                 dm_r += tl.sum(ds * p, 1)
             dp_up_to = tiles.cumulative(dp, up_to_here, False, PARTS)
             dlogits = (dp_before[:, None] + dp_up_to) * gate_slope
+            if gate_bias is not None:
+                dgate_bias_r += tl.sum(dlogits, 1)
             dp_before += tiles.column(dp_up_to, BLOCK_S - 1)
             if (e is not None) or (knots is not None):
                 both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
@@ -267,6 +272,8 @@ def backward_rows(
     rows = head.to(tl.int64) * T + row
     if m is not None:
         tl.store(dm_rows + rows, tl.where(valid, dm_r, 0.0), mask=row < T)
+    if gate_bias is not None:
+        tl.store(dgate_bias_rows + rows, tl.where(valid, dgate_bias_r, 0.0), mask=row < T)
     if base_q is not None:
         tiles.store(dq, rows, dq_tile * scale, row < T, HEAD_DIM, BLOCK_K)
         dq = dbase_q

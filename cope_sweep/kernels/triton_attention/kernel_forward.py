@@ -41,6 +41,7 @@ def forward(
     gate_k,  # None: gates use the logits
     e,  # of the contextual table; or None
     m,  # slope of positions, float32; or None
+    gate_bias,  # added to the logits of gates, float32; or None
     knots,  # ascending, padded with ∞ to 2^STEPS − 1, float32 as int32; or None
     segment_slope, segment_intercept,  # (B, H, T, M), float32 as int32; or None
     relative,  # embeddings of distances; or None
@@ -152,6 +153,7 @@ def forward(
                 gate_logits = scores.logits(
                     base_q_tile, gate_k_tile, scale, j[None, :], seen_to[:, None], on_diagonal, PRECISION
                 )
+            gate_logits = scores.with_gate_bias(gate_logits, gate_bias, h)
             _gate, _high, _low, sums_from = scores.gates_and_sums(gate_logits, triangle, False)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             start_int = pos_int

@@ -49,7 +49,8 @@ class Call:
         self.base_q = self._like_q(arguments.base_q)
         self.gate_k = self._like_q(arguments.gate_k)
         self.e, self.relative = (self._table(x) for x in (arguments.e, arguments.relative))
-        self.m, self.distance_bias = (_float(x) for x in (arguments.m, arguments.distance_bias))
+        self.m, self.gate_bias = (_float(x) for x in (arguments.m, arguments.gate_bias))
+        self.distance_bias = _float(arguments.distance_bias)
         self.P, self.R = (0 if x is None else x.shape[-2] for x in (self.e, self.relative))
         self.D = 0 if self.distance_bias is None else self.distance_bias.shape[-1]
         self.M = 0 if arguments.segment_slope is None else arguments.segment_slope.shape[-1]
@@ -82,6 +83,7 @@ class Call:
             "gate_k": self.gate_k,
             "e": self.e,
             "m": self.m,
+            "gate_bias": self.gate_bias,
             **self._segments(),
             "relative": self.relative,
             "distance_bias": None if bias is None else bias.view(torch.int32),
@@ -278,6 +280,7 @@ class Backward:
             "dq": self.of["q"],
             "dbase_q": self.of["base_q"],
             "dm_rows": None if call.m is None else torch.empty_like(lse),
+            "dgate_bias_rows": None if call.gate_bias is None else torch.empty_like(lse),
             "slope_gradient": self.of["segment_slope"],
             "intercept_gradient": self.of["segment_intercept"],
             "e_parts": None if call.e is None else lse.new_empty((heads, tiles, call.P, call.K)),
@@ -324,10 +327,11 @@ class Backward:
 
     def finish(self) -> None:
         """Write the gradients that are sums over several launches or programs."""
-        dm_rows = self.of_rows["dm_rows"]
-        for name, total in {**self.sums, "m": None if dm_rows is None else dm_rows.sum((0, 2))}.items():
+        of_heads = {"m": self.of_rows["dm_rows"], "gate_bias": self.of_rows["dgate_bias_rows"]}
+        totals = {name: rows.sum((0, 2)) for name, rows in of_heads.items() if rows is not None}
+        for name, total in {**self.sums, **totals}.items():
             gradient = self.of[name]
-            if total is not None and gradient is not None:
+            if gradient is not None:
                 gradient.copy_(total)
 
 

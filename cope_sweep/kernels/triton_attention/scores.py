@@ -60,6 +60,14 @@ def plain(
 
 
 @triton.jit
+def with_gate_bias(gate_logits, gate_bias, h):
+    """The logits of gates, in base 2, with the bias of head `h` added, where there is one."""
+    if gate_bias is not None:
+        gate_logits += LOG2E * tl.load(gate_bias + h)
+    return gate_logits
+
+
+@triton.jit
 def gates_and_sums(gate_logits, from_here, KEYS_FIRST: tl.constexpr):
     """Gates as in `tiles.gate_of`, their two halves, and SHARE·sums of them from each key of the tile on."""
     gate = tiles.gate_of(gate_logits)
