@@ -107,6 +107,9 @@ class TrainSpec(Frozen):
         description="adamw: AdamW for all parameters. muon: Muon for the matrices of the blocks, AdamW for the rest.",
     )
     lr: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="Learning rate after the warm-up.")
+    position_lr: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Factor on the learning rate of the encodings' parameters, with any optimiser."
+    )
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = Field(default=(0.9, 0.999), description="Of AdamW.")
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Of AdamW.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
@@ -134,7 +137,13 @@ class TrainSpec(Frozen):
     @property
     def optimizer_settings(self) -> OptimizerSettings:
         """The settings that every optimiser receives."""
-        return OptimizerSettings(self.lr, self.betas, self.eps, self.weight_decay)
+        return OptimizerSettings(self.lr, self.betas, self.eps, self.weight_decay, self.position_lr)
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The full learning rates by the name under which a curve shows them; the schedule applies to each."""
+        positions = {} if self.position_lr == 1 else {"train/lr_positions": self.lr * self.position_lr}
+        return self.optimizer.rates(self.lr) | positions
 
     def learning_rate(self, lr: float, step: int) -> float:
         """The learning rate of step `step` (1 … `steps`) of a parameter group whose full rate is `lr`."""
@@ -310,9 +319,20 @@ class RunSpec(Frozen):
                 largest=self.train.steps,
             )
         check_together(self.model.position, self.dims)
+        if self.train.position_lr != 1 and not self._learns_positions():
+            raise InvalidValue(
+                f"train.position_lr = {self.train.position_lr:g}: no encoding of the model has parameters to learn; "
+                "set it only for runs with one that has (`when` in an ablation file)",
+                key="train.position_lr",
+                value=self.train.position_lr,
+            )
         for name in self.evaluate.variants:
             self._check_variant(name)
         return self
+
+    def _learns_positions(self) -> bool:
+        declared = (encoding.parameters(self.dims).values() for encoding in self.model.position)
+        return any(parameter.learned for parameters in declared for parameter in parameters)
 
     def _check_variant(self, name: str) -> None:
         if name in self.task.splits:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 FLOAT32_BYTES = 4
+POSITIONS = "position."
+"""The names of all parameters of encodings start with it."""
 
 Shape = tuple[int, ...]
 NamedParameters = Mapping[str, "torch.nn.Parameter"]
@@ -32,6 +34,8 @@ class OptimizerSettings:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    position_lr: float = 1.0
+    """Factor on the learning rates of the encodings' parameters. `Optimizer.build_all` applies it, and not `build`."""
 
 
 class Optimizer(Kind):
@@ -45,6 +49,23 @@ class Optimizer(Kind):
 
         The trainer scales the `lr` that each parameter group is built with by the schedule.
         """
+
+    def build_all(self, parameters: NamedParameters, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+        """The optimisers of `build`, in which the encodings' parameters have groups of their own if their rate differs.
+
+        With a factor of 1 the groups stay as they were: resume files count on their order.
+        """
+        optimizers = self.build(parameters, settings)
+        if settings.position_lr == 1:
+            return optimizers
+        chosen = {id(value) for name, value in parameters.items() if name.startswith(POSITIONS)}
+        for optimizer in optimizers:
+            for group in list(optimizer.param_groups):
+                moved = [value for value in group["params"] if id(value) in chosen]
+                if moved:
+                    group["params"] = [value for value in group["params"] if id(value) not in chosen]
+                    optimizer.add_param_group({**group, "params": moved, "lr": group["lr"] * settings.position_lr})
+        return optimizers
 
     def rates(self, lr: float) -> dict[str, float]:
         """The full learning rates by the name under which a curve shows them; the schedule applies to each.
@@ -80,7 +101,7 @@ class Schedule(Kind):
 
 def is_decayed(name: str, shape: Shape) -> bool:
     """Weight decay applies: to matrices, but not to position parameters, biases and norms."""
-    return len(shape) > 1 and not name.startswith("position.")
+    return len(shape) > 1 and not name.startswith(POSITIONS)
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:

@@ -318,8 +318,7 @@ class TrainingLoop:
         trainer, train, evaluate = self.trainer, self.run.train, self.run.evaluate
         step = self.reporter.step = trainer.step
         if step == 1 or step % LOG_EVERY == 0 or trainer.done:
-            rates = train.optimizer.rates(train.lr)
-            rates = {name: train.learning_rate(rate, step) for name, rate in rates.items()}
+            rates = {name: train.learning_rate(rate, step) for name, rate in train.learning_rates.items()}
             self.reporter.log({"train/loss": trainer.mean_loss(), **rates})
         if step % evaluate.every == 0 and not trainer.done:
             with self.clock.paused():

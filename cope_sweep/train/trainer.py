@@ -72,7 +72,8 @@ class Trainer:
             self._parallel = DistributedDataParallel(self._forward, device_ids=ids, gradient_as_bucket_view=True)
             self._forward = self._parallel
         train = spec.train
-        optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
+        learned = {name: x for name, x in self.model.named_parameters() if x.requires_grad}
+        optimizers = train.optimizer.build_all(learned, train.optimizer_settings)
         self.optimizers = [shard(optimizer) for optimizer in optimizers] if runtime.shard else optimizers
         for group in self._parameter_groups():
             group["initial_lr"] = group["lr"]
