@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Question, Scale, Sets, option
+from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets, option
 
 TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 ReportFormat = Literal["html", "markdown"]
@@ -48,6 +48,50 @@ Label = Annotated[str | None, *option("The label. Default: tab:NAME.", latex=Tru
 Notes = Annotated[bool, *option("Print the notes below the table.", "--notes/--no-notes", latex=True)]
 
 
+Margin = Annotated[
+    str | None,
+    *option(
+        "The smallest difference that matters, for verdicts in JSON: in the units of the primary metric (0.5), or a "
+        "share of the other row's mean (1 %). With it, rows may be equivalent.",
+        "--margin",
+        metavar="NUMBER|PERCENT",
+        max_length=50,
+    ),
+]
+VerdictWord = Literal["better", "worse", "equivalent", "unclear", "too few seeds"]
+
+
+class Verdict(Answer):
+    """Whether a row of a table is better than another one, by the primary metric."""
+
+    row: str
+    than: str
+    metric: str = Field(description="The title of the primary metric.")
+    verdict: VerdictWord = Field(
+        description="equivalent: the 95 % interval lies within ± the margin. better, worse: p is at most 0.05. too few "
+        "seeds: no data of so many runs could be significant, or planned runs are not finished: `command` trains what "
+        "is missing. unclear: otherwise."
+    )
+    text: str = Field(description="The verdict with its numbers in one line.")
+    difference: float | None = Field(description="`row` minus `than`, not scaled; null without finished runs.")
+    ci_low: float | None = Field(description="Lower end of its 95 % interval; null if no data could exclude a value.")
+    ci_high: float | None = Field(description="Upper end.")
+    p: float | None = Field(description="Of an exact test, corrected for `compared` pairs of rows (Holm).")
+    compared: int
+    n: tuple[int, int] = Field(description="Finished seeds of the two rows; of paired runs, the number of pairs twice.")
+    paired: bool = Field(description="Whether runs of the same seed are compared in pairs.")
+    margin: float | None = Field(description="The smallest difference that matters, not scaled; null: not given.")
+    unfinished: int = Field(description="Planned runs of the two rows that are not finished.")
+    more_seeds: int = Field(
+        description="How many seeds a row needs beside the planned ones before any data could be significant."
+    )
+    command: str | None = Field(description="Trains what is missing for a verdict; null if nothing is.")
+    declared: str = Field(
+        description="Whether a claim of the ablation that compares these rows by this metric stood in its file before "
+        "the runs started: `before (2026-11-24, abc1234)`, `after`, `not recorded`; `not claimed` if none does."
+    )
+
+
 class GetTable(Question[bytes]):
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
@@ -73,6 +117,25 @@ class GetTable(Question[bytes]):
     caption: Caption = None
     label: Label = None
     notes: Notes = True
+    margin: Margin = None
+
+
+class GetVerdict(Question[Verdict]):
+    """Is a row better than another one? One word, with the numbers behind it.
+
+    It is by the primary metric and corrected for all rows, so that neither the metric nor the pair is chosen
+    afterwards, and there is none before all planned runs of both rows are finished. Of `too few seeds`, the answer says
+    how many more to train, and how.
+    """
+
+    PATH = "/ablations/{name}/verdict"
+
+    name: AblationName
+    row: Annotated[str, Field(max_length=500, description="The row, named by its labels: `CoPE, layers 2`.")]
+    than: Annotated[str, Field(max_length=500, description="The row to compare it with.")]
+    scale: Scale = None
+    set: Sets = []
+    margin: Margin = None
 
 
 class GetReport(Question[bytes]):
@@ -88,5 +151,5 @@ class GetReport(Question[bytes]):
     set: Sets = []
 
 
-QUESTIONS = (GetTable, GetReport)
+QUESTIONS = (GetTable, GetVerdict, GetReport)
 """A service has a route for each."""

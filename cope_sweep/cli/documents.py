@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,6 +33,7 @@ from cope_sweep.api.tables import (
     GetTable,
     Group,
     Label,
+    Margin,
     Notes,
     OneLinePerRun,
     ReportFormat,
@@ -40,6 +41,8 @@ from cope_sweep.api.tables import (
     Stars,
     TableFormat,
     Top,
+    Verdict,
+    VerdictWord,
 )
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -95,6 +98,11 @@ def table(
     caption: Caption = None,
     label: Label = None,
     notes: Notes = True,
+    margin: Margin = None,
+    fail_unless: Annotated[
+        Literal["better", "worse", "equivalent"] | None,
+        typer.Option(help="With --compare, for scripts: exit code 1 unless every other row has this verdict."),
+    ] = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
@@ -103,7 +111,9 @@ def table(
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
-    `--format json` and csv also have intervals, medians, stuck seeds and the runs behind every number.
+    `--format json` and csv also have intervals, medians, stuck seeds and the runs behind every number; json has a
+    verdict on each row that is compared with another one: better, worse, equivalent, unclear, or too few seeds, with
+    the number of seeds to add and the command.
 
     Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 
@@ -112,6 +122,8 @@ def table(
     Example: `cope-sweep table flip_flop --compare paper`
 
     Example: `cope-sweep table quickstart --compare CoPE --json`
+
+    Example: `cope-sweep table mine --compare CoPE --fail-unless worse` exits with 1 unless all other rows are worse
 
     Example: `cope-sweep table flip_flop --committed`
 
@@ -129,11 +141,30 @@ def table(
     question = GetTable.model_construct(
         name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
         runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
+        margin=margin,
     )  # fmt: skip
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))
-        return
-    save(output, chosen, lambda file: file.write(queries.ask(question)))
+    else:
+        save(output, chosen, lambda file: file.write(queries.ask(question)))
+    if fail_unless is not None:
+        require_verdict(queries.table(question).verdicts, fail_unless)
+
+
+def require_verdict(found: Sequence[Verdict], wanted: VerdictWord) -> None:
+    """Exit with 1, naming the rows, unless all verdicts are the wanted one. Without any, it is an error."""
+    if not found:
+        raise UserError(
+            "--fail-unless: no row is compared with another one; name one with --compare ROW, and train its runs first",
+            code="nothing_compared",
+        )
+    others, console = [each for each in found if each.verdict != wanted], make_console(stderr=True)
+    for each in others:
+        console.print(escaped(f"not {wanted}: {each.text}"), soft_wrap=True, highlight=False)
+        if each.command:
+            console.print(escaped(f"  {each.command}"), soft_wrap=True, highlight=False)
+    if others:
+        raise typer.Exit(1)
 
 
 ReportFormatOpt = Annotated[

@@ -345,11 +345,12 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 def _margin(value: float | str) -> float | str:
+    """Raises InvalidValue unless it is a number above 0, or such a share in percent."""
     number = value
     if isinstance(value, str):
         match = _PERCENT.fullmatch(value.strip())
         number = float(match[1]) if match else 0.0
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
         raise InvalidValue(
             f"{value!r} is not a margin; write a number above 0 in the units of the column, as in 0.5, or a share of "
             "the mean, as in 1 %",
@@ -357,6 +358,22 @@ def _margin(value: float | str) -> float | str:
             value=value,
         )
     return value
+
+
+def margin_value(margin: float | str, mean: float, scale: float) -> float:
+    """A margin as a difference of values of a metric.
+
+    Args:
+        margin: A number in the units in which a table shows the metric, or a share of the mean, as in 1 %.
+        mean: The mean of the row called worse.
+        scale: The factor by which the table multiplies values.
+
+    Raises InvalidValue if it is neither.
+    """
+    _margin(margin)
+    if isinstance(margin, str):
+        return abs(mean) * float(margin.strip().rstrip("% ")) / 100
+    return margin / scale
 
 
 def _matched(point: Point) -> dict[str, Json]:
@@ -416,10 +433,7 @@ class Claim(Frozen):
             mean: The mean of the row called worse.
             scale: The factor by which the table multiplies values.
         """
-        if isinstance(self.margin, str):
-            match = _PERCENT.fullmatch(self.margin.strip())
-            return abs(mean) * float(match[1]) / 100 if match else None
-        return None if self.margin is None else self.margin / scale
+        return None if self.margin is None else margin_value(self.margin, mean, scale)
 
     def identity(self, primary: str) -> str:
         """16 hex digits of what is claimed, not of its wording: what it says of which rows, by which column.

@@ -1,6 +1,7 @@
 """The commands `figure`, `report --out`: their files, their data and their errors."""
 
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.store import Store
 from tests.helpers.figure_files import svg_texts
+from tests.helpers.finished_runs import finish
 
 
 def test_files_have_the_format_of_their_suffix(stored):
@@ -208,3 +212,27 @@ def test_a_declared_map_shows_the_first_sequence_with_a_marked_token(declaring):
     declaring.write("tiny", text.replace("mark: data", "mark: data, first: 1, index: 0"))
     line = declaring("figure", "tiny", "--kind", "maps", "--format", "csv")[0].splitlines()[1]
     assert line.split(",")[4] == "_"
+
+
+def test_a_script_learns_from_the_exit_code_whether_a_row_is_worse(shell):
+    seeds = ["--set", "seeds=[0,1,2,3]"]
+    (shell.folder / "four.yaml").write_text(
+        (shell.folder / "ablations" / "tiny.yaml").read_text().replace("[0, 1]", "[0, 1, 2, 3]")
+    )
+    plan = expand(load_ablation(shell.folder / "four.yaml"))
+    store = Store(shell.folder / "store", create=True)
+    words = ["table", "tiny", *seeds, "--compare", "CoPE", "--fail-unless"]
+    _, err = shell(*words, "worse", code=1)
+    assert "too few seeds" in err  # nothing is trained
+    assert "cope-sweep run tiny --set 'seeds=[0,1,2,3]'" in err
+    for row, error in zip(plan.rows, (1.0, 60.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": error + run.seed})
+    out, err = shell(*words, "worse")
+    assert "not worse" not in err
+    assert "61.50" in out
+    _, err = shell(*words, "better", code=1)
+    assert "not better: none against CoPE by In-dist. (%): worse" in err
+    shell(*words, "equivalent", "--margin", "100")
+    assert json.loads(shell(*words, "worse", "--json")[0])["compared"]["verdicts"][0]["verdict"] == "worse"
+    shell.refuses("nothing_compared", "table", "tiny", *seeds, "--fail-unless", "worse")

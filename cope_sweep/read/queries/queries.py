@@ -51,7 +51,7 @@ from cope_sweep.api.runs import (
     RunsDiff,
 )
 from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepMember
-from cope_sweep.api.tables import GetReport, GetTable
+from cope_sweep.api.tables import GetReport, GetTable, GetVerdict, Verdict
 from cope_sweep.config import LoadedAblation, Plan, SpecError, with_overrides
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.config.overrides import variant_of
@@ -76,6 +76,7 @@ from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.runs import training_command
 from cope_sweep.read.tables.table import check_options
+from cope_sweep.read.tables.verdicts import find_row
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
     QueryError,
@@ -496,6 +497,14 @@ class Queries:
     @_answer.register
     def _table(self, question: GetTable) -> bytes:
         return table_file(self.table(question))
+
+    @_answer.register
+    def _verdict(self, question: GetVerdict) -> Verdict:
+        results = self.results(question.name, question.scale, question.set)
+        # The row in full, since `compare` also takes `paper` and an axis.
+        than = find_row(Table.of(results).model, question.than).row
+        asked = GetTable.model_construct(name=results.plan.name, compare=than, margin=question.margin)
+        return Table(results, asked).verdict(question.row)
 
     @_answer.register
     def _figure(self, question: GetFigure) -> bytes:

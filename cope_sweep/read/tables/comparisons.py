@@ -269,7 +269,8 @@ def _compare_with_references(
     )
     difference_rule = DIFFERENCE_RULE.format(metric=model.primary.label, row=description)
     with_comparisons = _fill(model, comparisons, difference_rule + test_rule)
-    return replace(with_comparisons, difference_rule=difference_rule)
+    of_rows = {name: other.row for name, other in references.items()}
+    return replace(with_comparisons, difference_rule=difference_rule, references=of_rows)
 
 
 def _compare_order(model: TableModel) -> TableModel:
@@ -359,7 +360,8 @@ def _compare_rows(
                     tested_cells.setdefault(other.row, []).append(key)
             else:
                 difference, claimed[key] = test.difference, test
-            comparisons[key] = Comparison(label or other.row, difference, DESCRIPTIVE)
+            family = 1 if test is None else test.compared
+            comparisons[key] = Comparison(label or other.row, difference, DESCRIPTIVE, compared=family)
             if test is not None:
                 with_verdict(key, test.p, test.smallest_p, column.goal)
     for keys in tested_cells.values():
@@ -367,6 +369,7 @@ def _compare_rows(
         corrected = holm([difference.p for difference in differences])
         smallest = holm([difference.smallest_p for difference in differences])
         for key, p, smallest_p in zip(keys, corrected, smallest, strict=True):
+            comparisons[key] = replace(comparisons[key], compared=len(keys))
             with_verdict(key, p, smallest_p, tested_column.goal)
     of_others = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
     tested_claims = {key: test for key, test in claimed.items() if not math.isnan(test.p)}

@@ -144,6 +144,8 @@ class Comparison:
     """p after Holm's correction; None: this comparison was not tested."""
     margin: float | None = None
     """The largest difference that agrees with the paper."""
+    compared: int = 1
+    """The number of comparisons that p is corrected for."""
 
 
 @dataclass(frozen=True)
@@ -362,6 +364,8 @@ class TableModel:
     """The beginning of a rule that explains differences and their intervals; empty if no rule does."""
     answer: str = ""
     """The result of the comparisons in a sentence."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Name of a row → the row that it is compared with, also where one of them has no values yet."""
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
     claims: tuple[ClaimedRows, ...] = ()

@@ -27,6 +27,8 @@ class PairTest:
     """After Holm's correction; NaN if one of the rows has fewer than two values."""
     smallest_p: float
     """The smallest p possible with this number of runs, after the same correction."""
+    compared: int = 1
+    """The number of pairs that p is corrected for."""
 
     @property
     def is_testable(self) -> bool:
@@ -60,8 +62,8 @@ def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]
             differences, differences.values(), p_values, smallest, strict=True
         ):
             if difference is not None:
-                tests[key, other_key] = PairTest(difference, p, smallest_p)
-                tests[other_key, key] = PairTest(difference.reversed(), p, smallest_p)
+                tests[key, other_key] = PairTest(difference, p, smallest_p, len(family))
+                tests[other_key, key] = PairTest(difference.reversed(), p, smallest_p, len(family))
     return tests
 
 

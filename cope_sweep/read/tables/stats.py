@@ -242,13 +242,12 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
     if n == 1 or not _are_testable(differences):
         return Difference(difference, n=(n, n))
     p, low, high = _flipped(tuple(differences), size)
-    floor = 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
     std, dof = _std(differences), n - 1
     effect = detectable = math.nan
     if std > 0:
         effect = difference / std * scale_of_g(dof)
         detectable = detectable_t(dof) * std / math.sqrt(n)
-    return Difference(difference, low, high, p, floor, effect, detectable, (n, n))
+    return Difference(difference, low, high, p, smallest_p_of_pairs(n), effect, detectable, (n, n))
 
 
 @lru_cache(maxsize=4096)
@@ -258,6 +257,23 @@ def smallest_p(n: int, m: int) -> float:
     if divisions > MOST_DIVISIONS:
         return 1 / (RANDOM_DIVISIONS + 1)
     return (2 if n == m else 1) / divisions
+
+
+def smallest_p_of_pairs(n: int) -> float:
+    """The smallest possible p of n pairs of runs."""
+    return 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
+
+
+def least_seeds(comparisons: int, *, is_paired: bool) -> int:
+    """The smallest number of seeds of two rows with which one of so many comparisons can be significant.
+
+    With more than 500 comparisons, none can: it is then the number from which on p does not become smaller.
+    """
+    for n in range(2, 1 + MOST_DIVISIONS.bit_length()):
+        floor = smallest_p_of_pairs(n) if is_paired else smallest_p(n, n)
+        if comparisons * floor <= SIGNIFICANT_P:
+            break
+    return n
 
 
 @lru_cache(maxsize=16_384)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from rich.console import Console, Group
 
-from cope_sweep.api.tables import GetTable, TableFormat
+from cope_sweep.api.tables import GetTable, TableFormat, Verdict
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables import render
@@ -32,6 +32,7 @@ from cope_sweep.read.tables.model import (
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite, with_ties
+from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.store import QueryError, Store
 
 if TYPE_CHECKING:
@@ -59,17 +60,21 @@ class Table:
     @cached_property
     def model(self) -> TableModel:
         """The frame of the table. Raises QueryError if there is nothing of this name to compare with or sort by."""
-        model = table_model(self.results.plan, self.results.records)
-        if others := self.results.others:
-            model = replace(model, warnings=(*model.warnings, f"{others}."))
-        if self.compare is not None:
-            model = compared(model, self.compare)
-        elif self.results.plan.is_drawn:
+        model = self._compared
+        if self.compare is None and self.results.plan.is_drawn:
             model = replace(model, answer=rank_rows(self.results).answer)
         if self.question.sort is not None:
             model = sorted_by(model, self.question.sort)
         # Last: comparisons are corrected for all rows, and not for those that are shown.
         return replace(model, rows=model.rows[: self.question.top])
+
+    @cached_property
+    def _compared(self) -> TableModel:
+        """All rows in the plan's order, with their comparisons."""
+        model = table_model(self.results.plan, self.results.records)
+        if others := self.results.others:
+            model = replace(model, warnings=(*model.warnings, f"{others}."))
+        return model if self.compare is None else compared(model, self.compare)
 
     def check(self) -> None:
         """Raise the errors of `model` now, not only when a notebook shows the table."""
@@ -81,6 +86,21 @@ class Table:
         from cope_sweep.read.tables.frames import table_frame
 
         return table_frame(self.model, compared=self.compare is not None)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Of each row that is compared with another one. Raises QueryError for an invalid margin."""
+        shown = {row.row for row in self.model.rows}
+        found = verdicts(self.results, self._compared, self.question.margin)
+        return [each for each in found if each.row in shown]
+
+    def verdict(self, row: str) -> Verdict:
+        """The verdict on one row, where all rows are compared with one. Raises QueryError."""
+        name = find_row(self._compared, row).row
+        for each in verdicts(self.results, self._compared, self.question.margin):
+            if each.row == name:
+                return each
+        raise QueryError(f"{name!r} is both rows; compare it with another one", code="same_row", row=name)
 
     @property
     def complete(self) -> bool:
@@ -106,6 +126,7 @@ class Table:
                 "against": self.compare, "difference_rule": self.model.difference_rule.strip(),
                 "rules": [rule.removeprefix(self.model.difference_rule) for rule in self.model.rules],
                 "answer": self.model.answer,
+                "verdicts": [each.model_dump(mode="json") for each in self.verdicts],
             },
             "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],
@@ -273,6 +294,12 @@ def check_options(question: GetTable) -> None:
             f"{', '.join(given)}: only for the format latex; choose it with `format`, or leave this out",
             code="option_of_latex",
             options=given,
+        )
+    if question.margin is not None and question.compare is None:
+        raise QueryError(
+            "margin: only where rows are compared; name a row with `compare`, or leave this out",
+            code="margin_without_compare",
+            margin=question.margin,
         )
     if question.runs and question.format not in (None, "json"):  # json always holds every run
         if FORMATS[question.format].render_runs is None:

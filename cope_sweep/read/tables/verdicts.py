@@ -1,0 +1,159 @@
+"""Is a row better than another one? The answer in one word, for programs that act on it.
+
+The test is that of the table: one p for a pair of rows, by the primary metric alone, corrected for all rows that are
+compared (`comparisons`). So nobody chooses the metric afterwards, and a pair does not become significant by being asked
+about alone. There is no verdict before all planned runs of both rows are finished: whoever looks while seeds arrive,
+and stops when p is small, finds differences where there are none. And seeds that are added afterwards change no verdict
+unless they were needed for one.
+
+    equivalent     the whole 95 % interval lies within ± the margin
+    better, worse  the corrected p is at most 5 %
+    too few seeds  no data of so many runs could be significant, or planned runs are not finished
+    unclear        otherwise
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Iterator
+
+from cope_sweep.api.tables import Verdict, VerdictWord
+from cope_sweep.config.ablation import margin_value
+from cope_sweep.config.explain import suggest
+from cope_sweep.errors import InvalidValue
+from cope_sweep.read.numbers import MISSING
+from cope_sweep.read.tables.claims import claim_findings
+from cope_sweep.read.tables.comparisons import DESCRIPTIVE
+from cope_sweep.read.tables.declared import plan_declarations
+from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow
+from cope_sweep.read.tables.row_names import named_rows
+from cope_sweep.read.tables.runs import Results
+from cope_sweep.read.tables.stats import finite, least_seeds
+from cope_sweep.store import QueryError
+
+NOT_CLAIMED = "not claimed"
+
+
+def find_row(model: TableModel, text: str) -> TableRow:
+    """The row that a text names. Raises QueryError if it names none, or several."""
+    rows = {row.row: row for row in model.rows}
+    names = named_rows(text, {name: row.labels for name, row in rows.items()}, model.axes)
+    if len(names) == 1:
+        return rows[names[0]]
+    if names:
+        raise QueryError(
+            f"{text!r} names several rows of {model.ablation}: {', '.join(names)}; write one in full",
+            code="ambiguous_row",
+            row=text,
+            rows=names,
+        )
+    hint = suggest(text, list(rows)) or f"; its rows are: {', '.join(rows)}"
+    raise QueryError(f"{model.ablation} has no row {text!r}{hint}", code="unknown_row", row=text, allowed=list(rows))
+
+
+def verdicts(results: Results, model: TableModel, margin: str | None = None) -> Iterator[Verdict]:
+    """A verdict on each row that the table compares with another one; none where it compares with the paper.
+
+    Args:
+        results: The results of the table.
+        model: The table with its comparisons, and with all rows that they compare.
+        margin: The smallest difference that matters, as in a claim; None: any does.
+
+    Raises QueryError for an invalid margin.
+    """
+    rows = {row.row: row for row in model.rows}
+    declared = _declared(results, model) if model.references else {}
+    for name, than in model.references.items():
+        yield _verdict(results, model, rows[name], rows[than], margin, declared.get(frozenset((name, than))))
+
+
+def _declared(results: Results, model: TableModel) -> dict[frozenset[str], str]:
+    """Two rows → when a claim that compares them by the primary metric was declared."""
+    if not model.claims:
+        return {}
+    found: dict[frozenset[str], str] = {}
+    for finding in claim_findings(results.plan, model, plan_declarations(results.plan, results.store)):
+        for pair in finding.pairs:
+            if pair.cell.column.primary and pair.than_cell.column.primary:
+                found.setdefault(frozenset((pair.better.row, pair.than.row)), finding.declared)
+    return found
+
+
+def _verdict(
+    results: Results, model: TableModel, row: TableRow, other: TableRow, margin: str | None, declared: str | None
+) -> Verdict:
+    cell, other_cell = (each.metrics[model.primary.name] for each in (row, other))
+    comparison = cell.comparison or Comparison(other.row, model.difference(cell, other_cell), DESCRIPTIVE)
+    test = comparison.difference
+    width = _margin(margin, other_cell)
+    unfinished = [run.run_id for each in (row, other) for run, record in each.runs if record.status != "finished"]
+    needed = 0
+    if math.isnan(test.p) or comparison.verdict == DESCRIPTIVE:
+        needed = least_seeds(comparison.compared, is_paired=model.paired)
+    word: VerdictWord = "unclear"
+    if unfinished or needed:
+        word = "too few seeds"
+    elif width is not None and -width <= test.ci_low and test.ci_high <= width:
+        word = "equivalent"
+    elif comparison.verdict in ("better", "worse"):
+        word = "better" if comparison.verdict == "better" else "worse"
+    have = min(row.seeds, other.seeds) if unfinished else min(test.n)
+    more = max(needed - have, 0)
+    command = _training(results, more) if word == "too few seeds" else None
+    parts = [f"{row.short} against {other.short} by {model.primary.title}: {word}"]
+    if texts := cell.comparison_texts:
+        interval = "" if texts["interval"] == MISSING else f" {texts['interval']}"
+        parts += [f"difference {texts['difference']}{interval}", *[f"p {texts['p']}"] * (texts["p"] != MISSING)]
+    parts.append(f"n = {test.n[0]} pairs" if model.paired else f"n = {test.n[0]} and {test.n[1]}")
+    if unfinished:
+        parts.append(f"{len(unfinished)} planned runs of these rows are not finished")
+    if more:
+        parts.append(f"train {more} more seeds a row")
+    return Verdict(
+        row=row.row,
+        than=other.row,
+        metric=model.primary.title,
+        verdict=word,
+        text=", ".join(parts),
+        difference=finite(test.difference),
+        ci_low=finite(test.ci_low),
+        ci_high=finite(test.ci_high),
+        p=comparison.p_adjusted,
+        compared=comparison.compared,
+        n=test.n,
+        paired=model.paired,
+        margin=width,
+        unfinished=len(unfinished),
+        more_seeds=more,
+        command=command,
+        declared=declared or NOT_CLAIMED,
+    )
+
+
+def _margin(margin: str | None, other: MetricCell) -> float | None:
+    if margin is None:
+        return None
+    value: float | str = margin
+    with contextlib.suppress(ValueError):
+        value = float(margin)
+    try:
+        return margin_value(value, other.summary.mean, other.column.scale)
+    except InvalidValue as error:
+        raise QueryError(str(error), code="margin", value=margin) from error
+
+
+def _training(results: Results, more: int) -> str:
+    """The command that trains what is missing, with `more` seeds that no row has had."""
+    plan, words = results.plan, []
+    arguments = iter(plan.ablation.arguments)
+    for word in arguments:
+        assignment = next(arguments, "") if word == "--set" else ""
+        if not (more and assignment.partition("=")[0].strip() == "seeds"):
+            words += [word, assignment] if assignment else [word]
+    if more:
+        seeds = sorted({run.seed for run in plan.runs})
+        seeds += range(seeds[-1] + 1, seeds[-1] + 1 + more)
+        words += ["--set", f"seeds={seeds}".replace(" ", "")]
+    return f"cope-sweep run {shlex.join([*words, *results.store.option])}"
