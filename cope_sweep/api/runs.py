@@ -112,6 +112,79 @@ class ExportRuns(RunFilter, Question[bytes]):
     curves: LoggedValues = False
 
 
+TriedValues = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=500,
+        description="A key and its values: `model.position=cope,rope`, `train.lr=1e-3,3e-3`; a key alone: all values.",
+    ),
+]
+TriedFilters = Annotated[
+    list[str],
+    *option(
+        "Only runs that meet this condition, as in `cope-sweep runs`: `task.kind=flip_flop`. May be repeated.",
+        "--filter",
+        metavar="KEY>=VALUE",
+        max_length=20,
+    ),
+]
+TriedMetric = Annotated[
+    str | None, *option("The metric to show. Default: the one that most of the runs have.", "--metric", max_length=200)
+]
+
+
+class TriedValue(Answer):
+    """The runs of a group that have one value of the key."""
+
+    value: str
+    n: int = Field(description="Finished runs with the metric.")
+    mean: float | None
+    std: float | None = Field(description="Of at least two runs.")
+    text: str = Field(description="`3.40 ± 0.21 (8)`: with n in parentheses.")
+    unfinished: int = Field(description="Runs that have started and are not finished.")
+    run_ids: list[str] = Field(description="The first 20 of the runs.")
+
+
+class TriedGroup(Answer):
+    """Runs with the same settings, except the key that was asked about and the seed."""
+
+    settings: dict[str, str] = Field(description="Those in which the groups of the answer differ.")
+    ablations: list[str] = Field(description="The ablations whose sweeps have contained its runs.")
+    values: list[TriedValue]
+
+
+class Tried(Answer):
+    """What a store has of some values of a key, in all of its ablations."""
+
+    key: str
+    metric: str | None = Field(description="null: no run has a metric.")
+    metrics: list[str] = Field(description="The metrics that the runs have.")
+    runs: int = Field(description="The number of runs.")
+    values: list[str] = Field(description="The values that the runs have.")
+    same: dict[str, str] = Field(description="The settings that all runs share.")
+    groups: list[TriedGroup] = Field(description="Those with the most values and runs first.")
+    total: int = Field(description="Groups, on all pages.")
+    next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
+
+
+class ListTried(Question[Tried]):
+    """What did we already try? All runs with some values of a key, in whichever ablation.
+
+    Runs are grouped by the settings that differ otherwise, so that the values within a group can be compared: mean,
+    standard deviation and number of seeds. It is an overview and no test: the seeds of two values may be of different
+    sweeps, and nobody has said before what would be compared. `verdict` answers whether a row is better.
+    """
+
+    PATH = "/tried"
+
+    values: TriedValues
+    filter: TriedFilters = []
+    metric: TriedMetric = None
+    offset: Annotated[int, Field(ge=0, le=2**31, description="Number of groups to skip.")] = 0
+    limit: Annotated[int, *option("Maximum number of groups.", ge=1, le=1000)] = 50
+
+
 class RunCurve(Answer):
     """A metric of one run."""
 
@@ -296,5 +369,5 @@ class GetDiff(Question[RunsDiff]):
     set: Sets = []
 
 
-QUESTIONS = (GetRun, GetLog, GetDiff, CompareCurves)
+QUESTIONS = (ListTried, GetRun, GetLog, GetDiff, CompareCurves)
 """A service has a route for each. `ListRuns` and `ExportRuns` have routes of their own kind."""

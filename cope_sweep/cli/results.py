@@ -1,4 +1,4 @@
-"""The commands that compare runs and rows: diff and best."""
+"""The commands that compare runs and rows: diff, tried and best."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.question import Scale, Sets
-from cope_sweep.api.runs import DiffSide, GetDiff
+from cope_sweep.api.question import Committed, Scale, Sets
+from cope_sweep.api.runs import DiffSide, GetDiff, ListTried, TriedFilters, TriedMetric
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -18,6 +18,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
+from cope_sweep.config.keys import short_names
 from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
@@ -96,6 +97,60 @@ def diff(
     for side, rows in (("left", comparison.only_left), ("right", comparison.only_right)):
         if rows:
             console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))
+
+
+# -- tried ------------------------------------------------------------------------------------------------------------
+
+
+def tried(
+    values: Annotated[str, typer.Argument(metavar="KEY=VALUE,VALUE", help="A key and its values; a key alone: all.")],
+    conditions: TriedFilters = [],
+    metric: TriedMetric = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of groups.", min=1, max=1000)] = 50,
+    committed: Committed = False,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Show what was already tried: all runs with some values of a key, in whichever ablation.
+
+    Runs are grouped by the settings that differ otherwise: a group has the mean ± standard deviation and the number of
+    seeds of each value. It is an overview and no test; `table --compare` tests.
+
+    Example: `cope-sweep tried model.position=cope,rope --filter task.kind=flip_flop`
+
+    Example: `cope-sweep tried train.lr --filter model.position=cope --metric in_dist/token_error`
+    """
+    from cope_sweep.cli.files import open_queries
+
+    question = ListTried.model_construct(values=values, filter=conditions, metric=metric, offset=0, limit=limit)
+    answer = open_queries(store, index, ablations, committed=committed).ask(question)
+    if as_json:
+        print_json(answer)
+        return
+    console = make_console()
+    if not answer.groups:
+        console.print(
+            escaped("No run has them. `cope-sweep runs` lists all; conditions are written as in its --filter.")
+        )
+        return
+    table = grid(answer.key, answer.metric or "metric", "ablations", "settings that differ")
+    names = {name for group in answer.groups for name in group.settings}
+    short = short_names(names)
+    for group in answer.groups:
+        settings = ", ".join(f"{short[name]}={value}" for name, value in group.settings.items())
+        first = [", ".join(group.ablations), settings]
+        for each in group.values:
+            unfinished = f" +{each.unfinished}" if each.unfinished else ""
+            table.add_row(*map(escaped, (each.value, each.text + unfinished, *first)))
+            first = ["", ""]
+        table.add_section()
+    print_table(table)
+    shown = f"{answer.metric}: mean ± standard deviation (finished seeds); +: runs that are not finished"
+    console.print(escaped(f"{answer.runs:,} runs. {shown}"), style="dim", soft_wrap=True, highlight=False)
+    if answer.next is not None:
+        console.print(escaped(f"{answer.total - len(answer.groups):,} more groups: --limit, or --filter"), style="dim")
 
 
 # -- best -------------------------------------------------------------------------------------------------------------

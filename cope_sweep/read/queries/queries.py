@@ -45,10 +45,12 @@ from cope_sweep.api.runs import (
     GetLog,
     GetRun,
     ListRuns,
+    ListTried,
     RunDetail,
     RunFilter,
     RunLog,
     RunsDiff,
+    Tried,
 )
 from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepMember
 from cope_sweep.api.tables import GetReport, GetTable, GetVerdict, Verdict
@@ -71,6 +73,7 @@ from cope_sweep.read.queries.curves import CurveCache, curves_of_runs, plan_curv
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
 from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
+from cope_sweep.read.queries.tried import tried
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
@@ -363,6 +366,10 @@ class Queries:
         query = replace(query, limit=question.limit, offset=question.offset)
         plan = None if question.ablation is None else self.load(question.ablation, question.scale, question.set)
         return runs.run_page(self.store, plan, question, query)
+
+    @_answer.register
+    def _tried(self, question: ListTried) -> Tried:
+        return tried(self.store, question)
 
     def _run_query(self, question: RunFilter) -> RunQuery:
         query = RunQuery(
