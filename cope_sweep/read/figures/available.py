@@ -15,7 +15,7 @@ from cope_sweep.api.figures import FIGURE_FORMATS, FigureInfo, GetFigure
 from cope_sweep.api.question import API
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.errors import NotFoundError
+from cope_sweep.errors import FigureError, NotFoundError
 from cope_sweep.read.figures import FIGURES, FigureKind
 from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.runs import Results
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 300
 """Images of more rows cannot be read and have hundreds of megabytes: services refuse them, and reports leave them out.
 Tables in reports have this many rows at most."""
+NOT_CONTENT = {"name", "figure", "scale", "set", "format", "size"}
+"""Fields of a question about a figure that do not say what it shows."""
 
 
 def available_figures(plan: Plan, sets: Sequence[str] = ()) -> list[FigureInfo]:
@@ -79,8 +81,23 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
         allowed = [*declared, *(kind for kind in kinds if kind not in declared)]
         message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"
         raise NotFoundError(message, figure=name[:80], allowed=allowed)
+    _check_options(kinds[name], name, question)
     data = kinds[name].undeclared().data(results, question)
     return Figure(name, plan.ablation.content.title, data, size, style)
+
+
+def _check_options(kind: type[FigureKind], name: str, question: GetFigure) -> None:
+    """Raise FigureError for an option about the content that the kind does not take."""
+    chosen = question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)
+    if without_effect := [option for option in chosen if option not in kind.TAKES]:
+        options = ", ".join(f"--{option}" for option in kind.TAKES)
+        raise FigureError(
+            f"--{without_effect[0]} has no effect on the figure {name!r}, which takes {options}",
+            code="no_effect",
+            option=without_effect[0],
+            figure=name,
+            allowed=list(kind.TAKES),
+        )
 
 
 def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
@@ -92,8 +109,7 @@ def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
 
 def selects_nothing(question: GetFigure) -> bool:
     """Whether a question leaves all options about the content of the figure at their defaults."""
-    other_fields = {"name", "figure", "scale", "set", "format", "size"}
-    return not question.model_dump(exclude_defaults=True, exclude=other_fields)
+    return not question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class FigureKind(FigureSpec):
     OFFERED: ClassVar[Literal["always", "axes", "search", "declared"]] = "declared"
     """The ablations that have it without declaring it: all; those whose rows differ on an axis; searches; none."""
     TAKES: ClassVar[tuple[str, ...]] = ("metric", "row", "log")
-    """The options of `GetFigure` about its content that it takes. The others have no effect."""
+    """The options of `GetFigure` about its content that it takes. The others are errors."""
     NEEDS_CHECKPOINT: ClassVar[bool] = False
     """Whether it shows a trained model, so that only a file or a command with a run can ask for it."""
 
