@@ -30,6 +30,11 @@ class SweepMember(Progress):
     labels: dict[str, str]
     seed: int
     reused: bool
+    reason: str | None = Field(
+        default=None,
+        description="Why it is not in training here: what it waits for, or which other sweep trains it. null: it is, "
+        "or it has ended.",
+    )
 
 
 class SweepDetail(SweepSummary):
@@ -44,6 +49,9 @@ class SweepDetail(SweepSummary):
     notes: list[str] = []
     file_text: str = Field(default="", description="The ablation file.")
     members: list[SweepMember] = []
+    to_suggest: int = Field(
+        default=0, description="Rows that the search of a sweep in progress has still to choose, by the results so far."
+    )
     error: str | None = Field(
         default=None, description="Why its record cannot be read; the other fields are then empty."
     )

@@ -169,6 +169,9 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
     for note in sweep.notes:
         console.print(escaped(note))
     _print_runs(sweep.members)
+    if sweep.to_suggest:
+        rows = "1 more row is" if sweep.to_suggest == 1 else f"{sweep.to_suggest} more rows are"
+        console.print(f"{rows} to come: the search chooses by the results so far")
 
 
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
@@ -234,7 +237,8 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     table = grid("run", "row", "seed", "status", "step", "worker", "message")
     for run in runs:
         step = f"{run.step}/{run.steps}"
-        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
+        message = run.message or (run.reason if isinstance(run, SweepMember) else None) or ""
+        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", message)
         table.add_row(*map(escaped, cells), style="red" if run.status == "failed" else "")
     print_table(table, ["worker"])
 

@@ -55,6 +55,8 @@ class SweepRecord(Frozen):
     runs: list[SweepRun]
     reused: list[str]
     """Ids of the runs that were finished before the sweep."""
+    leave_out: list[Status] = Field(default=[])
+    """Statuses of other runs that it does not train: `failed`, say. Empty in records of older versions."""
     notes: Annotated[list[str], AfterValidator(redacted_value)] = Field(default=[])
     """Notes for the user: nodes that were left out, a budget that was used up."""
 

@@ -353,6 +353,7 @@ class _Work:
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission)
+        record = record.model_copy(update={"leave_out": sorted(skipped - {"finished"})})
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
         return cls(plan, skipped, statuses, todo, reused, record, attempts)

@@ -54,7 +54,7 @@ from cope_sweep.api.runs import (
 )
 from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepMember
 from cope_sweep.api.tables import GetReport, GetTable, GetVerdict, Verdict
-from cope_sweep.config import LoadedAblation, Plan, SpecError, with_overrides
+from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.config.overrides import variant_of
 from cope_sweep.config.source import composed
@@ -75,6 +75,7 @@ from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
 from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
 from cope_sweep.read.queries.tried import tried
 from cope_sweep.read.queries.unknown import no_sweep
+from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.runs import training_command
@@ -82,6 +83,7 @@ from cope_sweep.read.tables.table import check_options
 from cope_sweep.read.tables.verdicts import find_row
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
+    ACTIVE,
     QueryError,
     RunFolder,
     RunPage,
@@ -89,6 +91,7 @@ from cope_sweep.store import (
     RunRecord,
     Store,
     SweepPage,
+    SweepRecord,
     SweepSummary,
 )
 from cope_sweep.store.artifacts import RUN_ID
@@ -607,12 +610,27 @@ class Queries:
         # The record has the runs of a search when it ends, the index while it trains them.
         found = self.store.index.members(sweep_id)
         records = self.store.index.records((run["run_id"] for run in found), values=False)
-        members = []
+        stops = self.store.index.stop_requested(sweep_id)
+        waiting = Waiting(summary, records, record.leave_out, stops)
+        training, members = waiting.training, []
         for run in found:
             current = records.get(run["run_id"]) or RunRecord(run_id=run["run_id"], steps=0)
-            members.append(SweepMember(**current.progress() | run))
+            counted = {"status": waiting.status(current), "reason": waiting.reason(current, training)}
+            members.append(SweepMember(**current.progress() | run | counted))
         more = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
-        return SweepDetail(**fields, **more, members=members)
+        return SweepDetail(**fields, **more, members=members, to_suggest=self._to_suggest(summary, record))
+
+    def _to_suggest(self, sweep: SweepSummary, record: SweepRecord) -> int:
+        """The number of rows that the search of an active sweep has still to choose."""
+        # A retry leaves out pending runs, and suggests no rows.
+        if sweep.status not in ACTIVE or not record.data.get("search") or "pending" in record.leave_out:
+            return 0
+        try:
+            ablation = self._recorded.of_record(record)
+            plan = expand(with_overrides(ablation, scale=record.scale, assignments=record.sets))
+            return recorded_plan(plan, self.store).open_samples
+        except SpecError:  # a plugin is missing here
+            return 0
 
 
 def check_no_values(scale: str | None, sets: Sequence[str], hint: str = "leave it out beside an id") -> None:

@@ -54,6 +54,10 @@ class RecordedAblations:
                 return ablation
         return None
 
+    def of_record(self, record: SweepRecord) -> LoadedAblation:
+        """The ablation in a record, as `recorded_ablation`. Raises SpecError."""
+        return recorded_ablation(record, may_import=self._may_import)
+
     def _of_sweep(self, store: Store, sweep_id: str) -> RecordedAblation | SpecError | None:
         with self._lock:
             if sweep_id in self._cached:
@@ -69,8 +73,7 @@ class RecordedAblations:
 
     def _read(self, record: SweepRecord) -> RecordedAblation | SpecError | None:
         try:
-            ablation = recorded_ablation(record, may_import=self._may_import)
-            return RecordedAblation(record.sweep_id, ablation, record.file_text)
+            return RecordedAblation(record.sweep_id, self.of_record(record), record.file_text)
         except SpecError as error:
             # Old records have the text of the file only, without the files from which it inherits.
             return error if record.data else None

@@ -147,7 +147,7 @@ export function sweep(root, id) {
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
       await drawCurves(found, params);
-      part("list", JSON.stringify(found.members), () => replace(list, members(found)));
+      part("list", JSON.stringify([found.members, found.to_suggest]), () => replace(list, members(found)));
       part("record", JSON.stringify(found.command), () => replace(written, record(found)));
     },
   };

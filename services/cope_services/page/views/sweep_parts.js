@@ -31,9 +31,17 @@ export function failures(list) {
   return section("Failures", { id: "failures" }, h("ul", { class: "failures" }, groups.map(line)));
 }
 
-export function members({ members: runs }) {
-  if (!runs.length) return section("Runs", { id: "members" }, empty("The sweep has no runs."));
-  const messages = runs.some((run) => run.message);
+/** How many runs wait, and why: "10 runs: waits for a free worker (2 in training)"; rows that a search has still to choose. */
+function waiting(runs, toSuggest) {
+  const reasons = [...Map.groupBy(runs.filter((run) => run.reason), (run) => run.reason)].sort((a, b) => b[1].length - a[1].length);
+  const lines = reasons.map(([reason, some]) => `${plural(some.length, "run")}: ${reason}`);
+  if (toSuggest) lines.push(`${plural(toSuggest, "more row")} to come: the search chooses by the results so far`);
+  return lines.length > 0 && h("ul", { class: "waiting", "aria-label": "What waits" }, lines.map((line) => h("li", {}, line)));
+}
+
+export function members({ members: runs, to_suggest: toSuggest }) {
+  if (!runs.length) return section("Runs", { id: "members" }, waiting([], toSuggest) || empty("The sweep has no runs."));
+  const messages = runs.some((run) => run.message || run.reason);
   const columns = [
     "row",
     ["seed", "number"],
@@ -46,9 +54,9 @@ export function members({ members: runs }) {
     run.seed,
     [badge(run.status), run.reused ? " reused" : ""],
     ...progressOf(run).map(([, text]) => text),
-    ...(messages ? [run.message ?? ""] : []),
+    ...(messages ? [run.message ?? run.reason ?? ""] : []),
   ]);
-  return section("Runs", { id: "members" }, table("Runs of the sweep", columns, rows));
+  return section("Runs", { id: "members" }, waiting(runs, toSuggest), table("Runs of the sweep", columns, rows));
 }
 
 export function facts(sweep) {
