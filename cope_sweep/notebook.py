@@ -9,7 +9,7 @@
     notebook.curves(ablation)                       # pandas: one line per logged value
     notebook.figure(ablation, "summary")
     notebook.predictor(ablation, row="CoPE").perplexity(…)
-    notebook.probe(ablation, row="CoPE")
+    notebook.probe(ablation, row="CoPE")            # heatmaps of gates, positions and attention
 
 Each takes an ablation, its name, or the path of its file, and `store`: a folder or URL, by default ./store. Errors that
 you can correct are `cope_sweep.errors.UserError`.
@@ -137,15 +137,30 @@ def probe(
     row: str | None = None,
     seed: int | None = None,
     tokens: TokenIds | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> Probe:
-    """Gates, positions and attention of a trained model's heads; `row` and `seed` as in `predictor`.
+    """Gates, positions and attention of a trained model's heads; notebooks show them as heatmaps.
 
-    `tokens` are token ids; by default the first sequence of the task's first test set. Raises UserError.
+    `row` and `seed` are as in `predictor`. `tokens` are token ids; by default the first sequence of the task's first
+    test set. `layers` and `heads` are numbers from 0; None: all. Raises UserError.
     """
     from cope_sweep.inference import probe as probing
+    from cope_sweep.read.figures.probed import DrawnProbe
 
     model = predictor(ablation, store, row=row, seed=seed)
-    return probing.probe(model, probing.split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)
+    task = model.run.task
+    found = probing.probe(model, probing.split_sequences(task, None, 0)[0] if tokens is None else tokens, layers, heads)
+    tokenizer = model.tokenizer if model.reads_text else None
+    marks = probing.token_marks(task, found.tokens_T, tokenizer)
+    return DrawnProbe(
+        found.tokens_T,
+        found.layers,
+        labels=probing.token_labels(task, found.tokens_T, tokenizer),
+        marks=marks,
+        statistics=probing.head_statistics(model, [found.tokens_T], [marks], layers=layers, heads=heads),
+        run_id=model.run.run_id,
+    )
 
 
 def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -> tuple[Plan, Store]:

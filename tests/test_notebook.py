@@ -1,6 +1,8 @@
 """The functions of `cope_sweep.notebook`."""
 
+import base64
 import json
+import re
 import sys
 from pathlib import Path
 from unittest import mock
@@ -10,8 +12,11 @@ import pytest
 
 from cope_sweep import notebook
 from cope_sweep.config import Plan
+from cope_sweep.read.figures import heads as heads_figure
+from cope_sweep.read.figures import probed
 from tests.cli.conftest import TINY
 from tests.helpers.errors import raises
+from tests.helpers.figure_files import svg_texts
 from tests.helpers.processes import output_of
 from tests.test_docs import code_blocks, read
 
@@ -53,6 +58,27 @@ def test_tables_and_figures_draw_themselves(names, folder):
     figure = notebook.figure(names["ablation"], "summary", folder / "store")
     assert figure._repr_mimebundle_()["image/png"]
     assert isinstance(notebook.frame(names["ablation"], folder / "store"), pd.DataFrame)
+
+
+def test_a_probe_draws_the_heatmaps_of_its_heads(names, folder):
+    probe = notebook.probe(names["ablation"], folder / "store", row="CoPE", layers=[0], heads=[1])
+    assert [layer.heads for layer in probe.layers] == [(1,)]
+    html = probe._repr_html_()
+    (data,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    texts = svg_texts(base64.b64decode(data))
+    assert {"Layer 0 · head 1", "Gates", "Positions", "Attention"} <= set(texts)
+    assert any(text.startswith("mean gate ") for text in texts)
+    assert len(repr(probe)) < 200
+
+
+def test_a_probe_with_many_heads_draws_the_first_ones(names, folder, monkeypatch):
+    monkeypatch.setattr(probed, "MAX_HEADS", 1)
+    probe = notebook.probe(names["ablation"], folder / "store", row="CoPE")
+    heads = sum(len(layer.heads) for layer in probe.layers)
+    html = probe._repr_html_()
+    assert f"The first 1 of {heads} heads" in html
+    monkeypatch.setattr(heads_figure, "MAX_CELLS", 1)
+    assert "<img" not in probe._repr_html_()
 
 
 def test_the_recipes_for_other_trackers_send_every_logged_value(names, folder, monkeypatch):

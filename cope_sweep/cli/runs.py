@@ -237,7 +237,8 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     table = grid("run", "row", "seed", "status", "step", "worker", "message")
     for run in runs:
         step = f"{run.step}/{run.steps}"
-        message = run.message or (run.reason if isinstance(run, SweepMember) else None) or ""
+        texts = (run.message, run.reason if isinstance(run, SweepMember) else None)
+        message = "; ".join(text for text in texts if text)
         cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", message)
         table.add_row(*map(escaped, cells), style="red" if run.status == "failed" else "")
     print_table(table, ["worker"])

@@ -304,6 +304,15 @@ def test_status_of_a_sweep(stored):
     assert stored.runs[2].run_id in out
 
 
+def test_status_of_a_sweep_says_why_runs_wait(stored):
+    plan = expand(load_ablation(stored.folder / "ablations" / "tiny.yaml"))
+    record = write_sweep(Store(stored.folder / "store"), plan)
+    members = stored.json("status", record.sweep_id)["members"]
+    assert [bool(member["reason"]) for member in members] == [False, True, False, True]
+    out, _ = stored("status", record.sweep_id)
+    assert members[3]["reason"].split(";")[0] in " ".join(out.split())
+
+
 def test_status_of_an_empty_store_says_how_to_start(shell):
     assert shell.json("status") == []
     assert "cope-sweep run quickstart" in shell("status")[0]

@@ -50,7 +50,9 @@ class Waiting:
             return f"waits for its worker to start{f', attempt {run.attempt}' if run.attempt > 1 else ''}"
         if run.status in self.leave_out:
             return f"stays {run.status}: the sweep leaves such runs out"
-        place = f"waits for a free worker ({training} in training)" if training else "waits for the first worker to start"
+        place = (
+            f"waits for a free worker ({training} in training)" if training else "waits for the first worker to start"
+        )
         if run.status == "failed":
             return f"{place}; failed in the sweep {run.sweep_id} and is tried again"
         return f"{place}; continues from step {run.step}" if run.status == "interrupted" else place

@@ -45,7 +45,10 @@ def test_runs_that_wait_say_for_what(store):
     assert found[second.run_id] == ("pending", "waits for its worker to start")
     assert found[third.run_id] == ("pending", f"waits for the sweep {other.sweep_id}, which trains it")
     assert {found[run.run_id] for run in rest} == {("pending", "waits for a free worker (1 in training)")}
-    assert members(store, other)[second.run_id] == ("pending", f"waits for the sweep {mine.sweep_id}, which has leased it")
+    assert members(store, other)[second.run_id] == (
+        "pending",
+        f"waits for the sweep {mine.sweep_id}, which has leased it",
+    )
 
 
 def test_an_ended_sweep_waits_for_nothing_and_names_who_trains_its_runs(store):

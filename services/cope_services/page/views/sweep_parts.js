@@ -54,7 +54,7 @@ export function members({ members: runs, to_suggest: toSuggest }) {
     run.seed,
     [badge(run.status), run.reused ? " reused" : ""],
     ...progressOf(run).map(([, text]) => text),
-    ...(messages ? [run.message ?? run.reason ?? ""] : []),
+    ...(messages ? [[run.message, run.reason].filter(Boolean).join("; ")] : []),
   ]);
   return section("Runs", { id: "members" }, waiting(runs, toSuggest), table("Runs of the sweep", columns, rows));
 }
