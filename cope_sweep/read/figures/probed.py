@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from cope_sweep.errors import ProbeError
-from cope_sweep.inference.probe import HeadStatistics, Probe, TokenMarks
+from cope_sweep.inference.probe import HeadStatistics, LayerProbe, Probe, TokenMarks
 
 MAX_HEADS = 8
 """Maximum number of heads in the picture of a notebook: each takes about a second to draw."""
@@ -44,12 +44,15 @@ class DrawnProbe(Probe):
         # An image: inline, the ids of several drawings in a notebook would be the same.
         image = f'<img src="data:image/svg+xml;base64,{drawing}" alt="{escape(repr(self))}" style="background: white">'
         heads = sum(len(layer.heads) for layer in self.layers)
-        more = f"<p>The first {len(figures)} of {heads} heads; choose with <code>layers=</code> and <code>heads=</code>.</p>"
-        return image + (more if heads > len(figures) else "")
+        if heads == len(figures):
+            return image
+        choice = "choose with <code>layers=</code> and <code>heads=</code>"
+        return f"{image}<p>The first {len(figures)} of {heads} heads; {choice}.</p>"
 
     def _first_heads(self) -> Probe:
         """The probe of whole layers with at most MAX_HEADS heads, or of the first heads of the first layer."""
-        layers, left = [], MAX_HEADS
+        layers: list[LayerProbe] = []
+        left = MAX_HEADS
         for layer in self.layers:
             if left >= len(layer.heads) or not layers:
                 layers.append(replace(layer, heads=layer.heads[:left]))
