@@ -10,8 +10,8 @@ from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets,
 
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 FIGURE_FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
-FIGURE_SIZE = r"^([1-9]|[1-3]\d)(\.\d+)?x([1-9]|[1-3]\d)(\.\d+)?$"
-"""Width and height of a figure in inches, each at least 1 and less than 40: `3.25x2.5`."""
+FIGURE_SIZE = r"^([1-9]|[1-3]\d)(\.\d+)?(x([1-9]|[1-3]\d)(\.\d+)?)?$"
+"""Width of a figure in inches, and its height, each at least 1 and less than 40: `3.25x2.5`, `3.25`."""
 Show = Literal["gates", "positions", "position_attention", "attention"]
 """What maps of heads show."""
 CSV = "csv: the data behind the figure."
@@ -66,10 +66,10 @@ Log = Annotated[
 Size = Annotated[
     str | None,
     *option(
-        "Width and height in inches, such as `3.25x2.5`. 3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of "
-        "NeurIPS and ICLR. Default: what the panels need.",
+        "Width and height in inches, such as `3.25x2.5`, or the width alone: the height is then what the panels need. "
+        "3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. Default: what the panels need.",
         "--size",
-        metavar="WIDTHxHEIGHT",
+        metavar="WIDTH[xHEIGHT]",
         max_length=20,
         pattern=FIGURE_SIZE,
     ),

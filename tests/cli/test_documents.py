@@ -57,7 +57,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
     [
         (["--kind", "curve"], "not_found", {"figure": "curve"}),
         (["-k", "values", "--panels", "dim"], "unknown_axis", {"axis": "dim"}),
-        (["--size", "6"], "invalid_option", {"option": "--size", "value": "6"}),
+        (["--size", "6x"], "invalid_option", {"option": "--size", "value": "6x"}),
         (["--style", "none.mplstyle"], "invalid_option", {"option": "--style", "value": "none.mplstyle"}),
         (["-k", "importance"], "not_found", {"figure": "importance"}),
         (["-o", "figure.jpg"], "unknown_format", {"file": "figure.jpg"}),

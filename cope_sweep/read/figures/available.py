@@ -5,6 +5,7 @@ This module imports neither pandas, matplotlib nor torch.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 300
 """Images of more rows cannot be read and have hundreds of megabytes: services refuse them, and reports leave them out.
 Tables in reports have this many rows at most."""
+SVG_WIDTH = re.compile(rb'<svg[^>]* width="([0-9.]+)pt"')
+"""The width of a drawing of matplotlib, in points."""
 NOT_CONTENT = {"name", "figure", "scale", "set", "format", "size"}
 """Fields of a question about a figure that do not say what it shows."""
 
@@ -102,9 +105,27 @@ def _check_options(kind: type[FigureKind], name: str, question: GetFigure) -> No
 
 def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
     """The number of lines, bars or cells in a figure of some rows of a plan, by its name."""
-    kinds = {declared.name: type(declared.figure) for declared in declared_figures(plan)}
-    kind = kinds.get(figure) or FIGURES.get(figure)
+    kind = _kind_of(plan, figure)
     return kind.drawn_lines(plan, rows) if kind else rows
+
+
+def fits(svg: bytes, size: str | None) -> bool:
+    """Whether an SVG, drawn without a size, is what a question with this size asks for: it fits into a width alone."""
+    if size is None:
+        return True
+    width_pt = SVG_WIDTH.search(svg)
+    return "x" not in size and width_pt is not None and float(width_pt[1]) <= 72 * float(size)
+
+
+def needs_checkpoint(plan: Plan, figure: str) -> bool:
+    """Whether a figure of a plan, by its name, shows a trained model."""
+    kind = _kind_of(plan, figure)
+    return kind is not None and kind.NEEDS_CHECKPOINT
+
+
+def _kind_of(plan: Plan, figure: str) -> type[FigureKind] | None:
+    kinds = {declared.name: type(declared.figure) for declared in declared_figures(plan)}
+    return kinds.get(figure) or FIGURES.get(figure)
 
 
 def selects_nothing(question: GetFigure) -> bool:

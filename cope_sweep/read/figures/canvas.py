@@ -37,12 +37,13 @@ from cope_sweep.errors import FigureError
 from cope_sweep.read.figures.fonts import add_fallbacks
 from cope_sweep.read.tables.model import Column
 
-Size = tuple[float, float]
-"""Width and height of a drawing in inches."""
+Size = tuple[float, float | None]
+"""Width and height of a drawing in inches. Without a height, the content decides it, and the text keeps its size."""
 
 DPI = 200
-PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL = 3.3, 2.6, 1.6
-"""Inches. LEAST_PANEL is the smallest width of panels side by side in a drawing of a given size."""
+PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL, LEAST_ROOMY_PANEL = 3.3, 2.6, 1.6, 2.4
+"""Inches. LEAST_PANEL is the smallest width of panels side by side in a drawing of a given size; LEAST_ROOMY_PANEL, if
+only its width is given, so that there can be more panels below each other."""
 FONT_SIZE = 8
 """Points."""
 MAX_LABEL = 60
@@ -197,16 +198,25 @@ def _with_palette(match: re.Match[bytes]) -> bytes:
 
 
 def fitted(drawing: Drawing, size: Size | None) -> Drawing:
-    """The drawing in this size, with titles that fit. A drawing without a layout engine is scaled as a whole."""
+    """The drawing in this size, with titles that fit.
+
+    A drawing without a layout engine is scaled as a whole; if only a width is given, and it fits, it stays as it is.
+    """
+    natural_width, natural_height = map(float, drawing.get_size_inches())
     if drawing.get_layout_engine() is None:
         if size is not None:
-            factor = min(wanted / natural for wanted, natural in zip(size, drawing.get_size_inches(), strict=True))
-            drawing.set_size_inches(*size)
+            width, height = size
+            if height is None:
+                factor = min(1.0, width / natural_width)
+                width, height = factor * natural_width, factor * natural_height
+            else:
+                factor = min(width / natural_width, height / natural_height)
+            drawing.set_size_inches(width, height)
             for text in drawing.findobj(Text):
                 text.set_fontsize(float(text.get_fontsize()) * factor)
         return drawing
     if size is not None:
-        drawing.set_size_inches(*size)
+        drawing.set_size_inches(size[0], size[1] or natural_height)
         for panel in drawing.axes:
             for locator in (panel.xaxis.get_major_locator(), panel.yaxis.get_major_locator()):
                 if isinstance(locator, MaxNLocator):
@@ -280,7 +290,8 @@ def panels(
         height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
     if size is not None:
-        across = max(1, min(across, int(size[0] / LEAST_PANEL)))
+        least = LEAST_ROOMY_PANEL if size[1] is None else LEAST_PANEL
+        across = max(1, min(across, int(size[0] / least)))
         width = size[0] / across
     elif width is None:  # a single panel is wider, to leave room for its legend
         width = PANEL_WIDTH if across > 1 else 1.4 * PANEL_WIDTH

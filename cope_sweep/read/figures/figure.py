@@ -69,15 +69,16 @@ class Figure:
 
 
 def inches(size: str | None) -> Size | None:
-    """The width and height in `3.25x2.5`; None without a size. Raises FigureError."""
+    """The width and height in `3.25x2.5` or `3.25`; None without a size. Raises FigureError."""
     if size is None:
         return None
     if not re.fullmatch(FIGURE_SIZE, size):
         raise FigureError(
-            f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5",
+            f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5, or "
+            "the width alone",
             code="invalid_option",
             option="--size",
             value=size,
         )
-    width, height = map(float, size.split("x"))
-    return width, height
+    width, _, height = size.partition("x")
+    return float(width), float(height) if height else None

@@ -64,6 +64,8 @@ from cope_sweep.read.figures.available import (
     draw_figure,
     drawn_lines,
     figure_path,
+    fits,
+    needs_checkpoint,
     selects_nothing,
 )
 from cope_sweep.read.queries import runs
@@ -527,14 +529,13 @@ class Queries:
         read a file that a client names.
         """
         results = self.results(question.name, question.scale, question.set)
-        file_format = question.format or "svg"
-        is_plain = selects_nothing(question) and not question.set and question.size is style is None
-        if file_format == "svg" and is_plain:
+        plan, file_format = results.plan, question.format or "svg"
+        is_plain = selects_nothing(question) and not question.set and style is None
+        if file_format == "svg" and is_plain and (kept := results.store.kept(plan)):
+            saved_figure = kept.picture(question.figure)
             # A folder of results has no checkpoints, so its maps can only be shown as they were drawn.
-            kept = results.store.kept(results.plan)
-            if kept and (saved_figure := kept.picture(question.figure)):
+            if saved_figure and (fits(saved_figure, question.size) or needs_checkpoint(plan, question.figure)):
                 return saved_figure
-        plan = results.plan
         lines = drawn_lines(plan, question.figure, len(plan.rows))
         if self._max_rows is not None and lines > self._max_rows and file_format != "csv" and not question.row:
             raise FigureError(

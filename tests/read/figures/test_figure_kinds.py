@@ -208,7 +208,12 @@ def texts_beyond(drawing):
 
 @pytest.mark.parametrize(
     "size",
-    [pytest.param(None, marks=pytest.mark.thorough), (3.25, 3.0), pytest.param((5.5, 4.0), marks=pytest.mark.thorough)],
+    [
+        pytest.param(None, marks=pytest.mark.thorough),
+        (3.25, 3.0),
+        pytest.param((5.5, 4.0), marks=pytest.mark.thorough),
+        (6.5, None),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", few("curves", "values", "heatmap"))
@@ -222,7 +227,23 @@ def test_no_text_is_beyond_the_canvas(kind, size, store):
         assert texts_beyond(drawing) == []
     svg = ElementTree.fromstring(figure.render("svg"))
     if size is not None:
-        assert [float(svg.get(name).removesuffix("pt")) / 72 for name in ("width", "height")] == pytest.approx(size)
+        width, height = (float(svg.get(name).removesuffix("pt")) / 72 for name in ("width", "height"))
+        if size[1] is not None:
+            assert (width, height) == pytest.approx(size)
+        else:
+            assert width == pytest.approx(size[0]) or (kind == "heatmap" and width < size[0])
+
+
+def test_text_has_one_size_in_figures_of_a_width(grid_plan, grid_store):
+    """On a page, figures of the same width have texts of the same size, whatever they show."""
+
+    def text_sizes(kind, size):
+        with canvas.styled():
+            drawing = canvas.fitted(made(kind, grid_plan, grid_store).data.draw("", size), size)
+            return {round(float(tick.get_fontsize()), 2) for axes in drawing.axes for tick in axes.get_xticklabels()}
+
+    for size in ((3.25, None), (6.5, None), None):
+        assert text_sizes("curves", size) == text_sizes("values", size) == {8.0}
 
 
 STYLE_SHEET = """\

@@ -234,6 +234,10 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         (own_sample.ablations / "results" / "tiny.summary.svg").write_text("<?xml kept")
         assert client.get(f"{API}{drawn}?committed=true&format=svg").text == "<?xml kept"
         assert client.get(f"{API}{drawn}?committed=true&format=svg&row=CoPE").text != "<?xml kept"
+        (own_sample.ablations / "results" / "tiny.summary.svg").write_text('<svg width="288pt" kept')
+        for size, is_kept in (("4", True), ("3.75", False), ("4x3", False)):  # redrawn for a narrower place
+            svg = client.get(f"{API}{drawn}?committed=true&format=svg&size={size}").text
+            assert svg.endswith("kept") == is_kept
         problem = get(client, "/ablations/tiny/figures/budget", 422)  # the ablation is valid, the question is not
         assert problem["code"] == "not_a_search"
         for name in ("..%2F..%2Ftiny", "%00", "😀" * 100):  # never a path
@@ -326,7 +330,7 @@ def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: ht
 def test_a_figure_has_the_size_that_is_asked_for_and_no_style_of_the_service(client: httpx.Client) -> None:
     drawn = client.get(f"{FIGURES}/summary", params={"size": "3.25x2.5"})
     assert b'width="234pt" height="180pt"' in drawn.content
-    for refused in ({"size": "900x2"}, {"size": "6"}, {"style": "/etc/passwd"}):
+    for refused in ({"size": "900x2"}, {"size": "6x"}, {"style": "/etc/passwd"}):
         assert client.get(f"{FIGURES}/summary", params=refused).status_code == 422, refused
 
 
