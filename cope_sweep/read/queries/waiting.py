@@ -46,13 +46,12 @@ class Waiting:
             return "is not started: the sweep was asked to stop"
         if self.sweep.status == "pending":
             return "waits for the sweep to start"
-        if is_leased:
-            return f"waits for its worker to start{f', attempt {run.attempt}' if run.attempt > 1 else ''}"
         if run.status in self.leave_out:
             return f"stays {run.status}: the sweep leaves such runs out"
-        place = (
-            f"waits for a free worker ({training} in training)" if training else "waits for the first worker to start"
-        )
+        workers = f"a free worker ({training} in training)" if training else "the first worker to start"
+        place = f"waits for {workers}"
+        if is_leased:  # it is next, or its process starts
+            return f"next: {place}" + (f"; attempt {run.attempt}" if run.attempt > 1 else "")
         if run.status == "failed":
             return f"{place}; failed in the sweep {run.sweep_id} and is tried again"
         return f"{place}; continues from step {run.step}" if run.status == "interrupted" else place

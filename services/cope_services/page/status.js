@@ -38,13 +38,14 @@ export const hasEnded = (status) => ["finished", "failed", "stopped"].includes(s
 
 export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
-/** "12 of 15 finished · 1 running"; of a sweep that has ended, what is running is so in another one. */
+/** "12 of 15 finished · 1 running · 2 waiting"; of a sweep that has ended, what is running is so in another one. */
 export function summary(counts, { ended = false } = {}) {
   const others = STATUSES.filter((status) => !["finished", "pending"].includes(status) && counts[status]);
   const named = (status) => (ended && status === "running" ? "running in another sweep" : status);
   return [
     `${integer(counts.finished ?? 0)} of ${integer(total(counts))} finished`,
     ...others.map((status) => `${integer(counts[status])} ${named(status)}`),
+    ...(counts.running && counts.pending && !ended ? [`${integer(counts.pending)} waiting`] : []),
   ].join(" · ");
 }
 

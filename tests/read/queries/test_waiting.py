@@ -42,7 +42,9 @@ def test_runs_that_wait_say_for_what(store):
     lease(store, third, other, "here:2")
     found = members(store, mine)
     assert found[first.run_id] == ("running", None)
-    assert found[second.run_id] == ("pending", "waits for its worker to start")
+    assert found[second.run_id] == ("pending", "next: waits for a free worker (1 in training)")
+    store.index.acquire(RunRecord.of(second.run_id, "running", {}), mine.sweep_id, 20)
+    assert members(store, mine)[second.run_id][1] == "next: waits for a free worker (1 in training); attempt 2"
     assert found[third.run_id] == ("pending", f"waits for the sweep {other.sweep_id}, which trains it")
     assert {found[run.run_id] for run in rest} == {("pending", "waits for a free worker (1 in training)")}
     assert members(store, other)[second.run_id] == (

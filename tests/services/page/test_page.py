@@ -656,6 +656,9 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
         "nodes",
     ]
     assert page.locator(".counts").inner_text().startswith("2 of 4 finished")
+    waiting = page.locator(".waiting li").all_inner_texts()
+    assert sorted(each.split(": ")[0] for each in waiting) == ["1 run", "1 run"]
+    assert all(each.split(": ")[1].startswith("waits for the first worker to start") for each in waiting)
     page.wait_for_selector("section:has(#curves) .uplot canvas")
     assert page.get_by_role("button", name="Stop", exact=True).is_visible()
     end_sweep(store, record, "failed")

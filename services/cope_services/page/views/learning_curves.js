@@ -7,6 +7,7 @@ import { integer } from "../format.js";
 import { change } from "../route.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 
+const LOSS = "train/loss";
 const ROWS = 100;
 const MOST_DRAWN = 12; // of more rows, the first are drawn until some are chosen
 
@@ -58,8 +59,11 @@ export function learningCurves(container) {
         get(at(["ablations", name, "curves"], { scale, set: sets, metric, offset: params.get("from"), limit: ROWS }));
       const asked = chosenMetrics(params);
       const primary = asked.length ? null : await load(null);
-      const others = primary ? before.filter((metric) => primary.metrics.includes(metric)) : asked;
-      const answers = [...(await Promise.all(others.map(load))), ...(primary ? [primary] : [])];
+      // A metric that was evaluated once, at the end, is no curve: the loss is, which every run logs.
+      const isCurve = primary?.rows.some((row) => row.series.some(({ points }) => points.length > 1));
+      const first = isCurve ? before : [LOSS];
+      const others = primary ? first.filter((metric) => primary.metrics.includes(metric)) : asked;
+      const answers = [...(await Promise.all(others.map(load))), ...(primary && (isCurve || !others.length) ? [primary] : [])];
       if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));
       const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric)));
       let [settings, problem] = [chosenCurves(params), null];
@@ -68,22 +72,22 @@ export function learningCurves(container) {
         settings = { ...settings, by: "step", zoom: null };
         return grouped(false);
       });
-      const [first] = answers;
+      const [shown] = answers;
       const names = groups[0].map((group) => group.name);
       const isCut = !chosen.length && names.length > MOST_DRAWN;
       const visible = isCut ? names.slice(0, MOST_DRAWN) : chosen;
       const state = JSON.stringify([
         problem,
         groups,
-        [first.metrics, first.total],
+        [shown.metrics, shown.total],
         visible,
         ["from", ...CHOICES].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
-      replace(pages, rowPages(first, +(params.get("from") ?? 0)));
+      replace(pages, rowPages(shown, +(params.get("from") ?? 0)));
       const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
       const charts = answers.map(({ metric }, i) => ({ metric, title: titles.get(metric) ?? metric, groups: groups[i] }));
-      panels.draw({ metrics: named(first.metrics, titles), charts, settings, chosen: visible });
+      panels.draw({ metrics: named(shown.metrics, titles), charts, settings, chosen: visible });
       const text = `The curves by time cannot be shown, so they are by step: ${problem}`;
       const cut = `The first ${MOST_DRAWN} of ${integer(names.length)} rows are drawn. Choose rows in the table to draw others.`;
       replace(note, problem && h("p", { class: "bad" }, text), isCut && h("p", { class: "note" }, cut));

@@ -66,7 +66,7 @@ function sparkline(rows) {
   const x = (step) => ((step / last) * WIDTH).toFixed(1);
   const y = (value) => (HEIGHT - 1 - ((value - low) / (high - low || 1)) * (HEIGHT - 2)).toFixed(1);
   const path = (each) => each.map(([step, value], i) => `${i ? "L" : "M"}${x(step)} ${y(value)}`).join("");
-  return h("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Training loss, from ${number(high, 3)} to ${number(low, 3)}` },
+  return h("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Training loss, from ${number(high, 3)} to ${number(low, 3)}` },
     series.filter((each) => each.length > 1).map((each) => h("path", { d: path(each) })),
   );
 }

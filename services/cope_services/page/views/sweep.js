@@ -39,7 +39,7 @@ export function sweep(root, id) {
   const counted = h("div", { class: "counts" });
   const [actions, notice] = [h("div", { class: "actions" }), h("p", { class: "note", role: "status" })];
   const leaving = new AbortController();
-  let [started, listening] = [false, false];
+  let [started, listening, all] = [false, false, false];
 
   const drawCounts = (found) => replace(counted, progress(found.counts), h("small", {}, sweepSummary(found)));
 
@@ -147,7 +147,12 @@ export function sweep(root, id) {
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
       await drawCurves(found, params);
-      part("list", JSON.stringify([found.members, found.to_suggest]), () => replace(list, members(found)));
+      const drawList = () =>
+        replace(list, members(found, all, () => {
+          all = true;
+          drawList();
+        }));
+      part("list", JSON.stringify([found.members, found.to_suggest]), drawList);
       part("record", JSON.stringify(found.command), () => replace(written, record(found)));
     },
   };

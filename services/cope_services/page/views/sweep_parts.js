@@ -39,7 +39,10 @@ function waiting(runs, toSuggest) {
   return lines.length > 0 && h("ul", { class: "waiting", "aria-label": "What waits" }, lines.map((line) => h("li", {}, line)));
 }
 
-export function members({ members: runs, to_suggest: toSuggest }) {
+const SHOWN = 100; // runs, until all are asked for
+
+/** The runs, the first of them unless `all`; `onall` is called to show the others. */
+export function members({ members: runs, to_suggest: toSuggest }, all, onall) {
   if (!runs.length) return section("Runs", { id: "members" }, waiting([], toSuggest) || empty("The sweep has no runs."));
   const messages = runs.some((run) => run.message || run.reason);
   const columns = [
@@ -49,14 +52,16 @@ export function members({ members: runs, to_suggest: toSuggest }) {
     ...progressOf(runs[0]).map(([name, , kind]) => [name, kind]),
     ...(messages ? [["message", "message"]] : []),
   ];
-  const rows = runs.map((run) => [
+  const rows = (all ? runs : runs.slice(0, SHOWN)).map((run) => [
     h("a", { href: link(["runs", run.run_id]), "data-key": run.run_id }, run.row),
     run.seed,
     [badge(run.status), run.reused ? " reused" : ""],
     ...progressOf(run).map(([, text]) => text),
     ...(messages ? [[run.message, run.reason].filter(Boolean).join("; ")] : []),
   ]);
-  return section("Runs", { id: "members" }, waiting(runs, toSuggest), table("Runs of the sweep", columns, rows));
+  return section("Runs", { id: "members" }, waiting(runs, toSuggest), table("Runs of the sweep", columns, rows, { class: "members" }),
+    rows.length < runs.length && h("p", {}, h("button", { type: "button", "data-key": "all runs", onclick: onall }, `Show all ${integer(runs.length)} runs`)),
+  );
 }
 
 export function facts(sweep) {
