@@ -438,7 +438,7 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations", ".folded")
         folded = page.locator(".folded summary")
-        assert folded.locator("b, span").all_inner_texts() == ["Table 2", "0 of 1 claim shown"]
+        assert folded.locator("b, span").all_inner_texts() == ["Table 2", "1 claim: not testable"]
         assert folded.locator("small").inner_text() == "In-dist. (%): CoPE 93.75, Absolute 90.62"
         assert page.locator(".welcome").is_visible()  # nothing is trained here yet
         page.locator(".folded summary").click()

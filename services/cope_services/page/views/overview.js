@@ -36,8 +36,12 @@ function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
   );
 }
 
-/** `2 of 3 claims shown`. */
-const shownOf = (claims) => `${claims.filter((each) => each.verdict === "shown").length} of ${plural(claims.length, "claim")} shown`;
+/** `2 of 3 claims shown`; `3 claims: too few seeds` where all have this verdict. */
+function shownOf(claims) {
+  const [{ verdict }] = claims;
+  if (verdict !== "shown" && claims.every((each) => each.verdict === verdict)) return `${plural(claims.length, "claim")}: ${verdict}`;
+  return `${claims.filter((each) => each.verdict === "shown").length} of ${plural(claims.length, "claim")} shown`;
+}
 
 const BEST = 3; // rows on a card
 
