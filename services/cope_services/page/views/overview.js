@@ -153,11 +153,15 @@ function headline(claims) {
   return first ? `${first.measure}: ${first.headline}` : "";
 }
 
+/** The guide, if the service has the documents. */
+const guide = document.querySelector('nav a[href^="documents/"]:not([hidden])')?.href;
+
 /** What a person sees who has trained nothing yet. */
 const WELCOME = h("div", { class: "welcome" },
   h("p", {}, "Which position encoding helps, on which task, at which size? An ", h("b", {}, "ablation"), " is a file that says what varies; each combination is a row, trained with several seeds, and the table says which differences are real."),
   h("p", {}, "Train one with ", h("code", {}, "cope-sweep run quickstart"), " (six small models, a few minutes), or write a file of your own. It appears here while it trains."),
-  h("p", {}, "Below are the results that come with the files. The ", h("a", { href: link(["playground"]) }, "playground"), " shows what a trained model's heads count in your text; ", h("a", { href: "docs" }, "the API"), " answers the same questions to programs."),
+  h("p", {}, "Below are the results that come with the files. The ", h("a", { href: link(["playground"]) }, "playground"), " shows what a trained model's heads count in your text; ", h("a", { href: "docs" }, "the API"), " answers the same questions to programs.",
+    guide && [" The ", h("a", { href: guide }, "documents"), " have a tutorial, recipes and the reference."]),
 );
 
 export function overview(root) {
