@@ -347,6 +347,30 @@ def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Vis
     assert page.get_by_text("The first 12 of 20 rows are drawn").is_visible()
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_text_of_figures_has_one_size_because_they_are_drawn_for_their_width(
+    browser: Browser, origin: str, width: int
+) -> None:
+    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark") as context:
+        visitor = Visitor.of(context, origin)
+        page = visitor.open("ablations/tiny?tab=figures", ".figures img")
+        page.locator("summary", has_text="final metrics of many rows").click()
+        page.wait_for_selector("details .picture.printed img")
+        page.wait_for_function("() => document.querySelectorAll('.figures img').length === 3")
+        page.wait_for_function("() => [...document.querySelectorAll('.figures img')].every((each) => each.style.width)")
+        scales = page.evaluate(
+            "[...document.querySelectorAll('.figures img')].map((each) => each.width / each.naturalWidth)"
+        )
+        assert len(scales) >= 3
+        assert scales == pytest.approx([108 / 96] * len(scales), rel=0.02)
+        assert all("size=" in url for url in visitor.requests if "format=svg" in url)
+        filters = page.evaluate(
+            "[...document.querySelectorAll('.figures img')].map((each) => getComputedStyle(each).filter)"
+        )
+        assert filters.count("none") == 1, "the colours of the heatmap are values"
+        assert visitor.problems == []
+
+
 def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:
     page = visitor.open("ablations/curves", ".uplot canvas")
     chart = page.locator(".chart")
@@ -695,6 +719,12 @@ def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: 
     columns = page.locator("section:has(#members) th[scope=col]").all_text_contents()
     assert columns[:4] == ["row", "seed", "status", "step"]
     assert columns[-1] == "message"
+    assert page.locator("table.members tbody tr").count() == 100
+    page.get_by_role("button", name="Show all 105 runs").click()
+    assert page.locator("table.members tbody tr").count() == 105
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((each) => each.scrollHeight <= each.clientHeight)"
+    )
 
 
 def test_a_sweep_is_submitted_by_a_form(
