@@ -47,7 +47,9 @@ def tried(store: Store, question: ListTried) -> Tried:
     different = set(_differing(others.values()))
     groups: dict[tuple[tuple[str, str], ...], dict[str, list[RunRecord]]] = {}
     for run_id, record in records.items():
-        settings = tuple((name, _text(others[run_id][name])) for name in sorted(different & others[run_id].keys()))
+        settings = tuple(
+            (name, _text(others[run_id][name])) for name in sorted(different & others[run_id].keys(), key=_kinds_first)
+        )
         groups.setdefault(settings, {}).setdefault(labels[run_id], []).append(record)
     same = {name: _text(value) for each in others.values() for name, value in each.items() if name not in different}
     ordered = sorted(
@@ -79,6 +81,10 @@ def tried(store: Store, question: ListTried) -> Tried:
 def _is_asked(name: str, key: str) -> bool:
     """The name is no setting: it is the key, or below it, or the seed."""
     return name in (key, "seed") or is_below(name, key)
+
+
+def _kinds_first(name: str) -> tuple[bool, str]:
+    return not name.endswith(".kind"), name
 
 
 def _place(value: str, wanted: list[str]) -> tuple[int, float, str]:
@@ -155,6 +161,8 @@ def _completed(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, An
 
 def _default(key: str, spec: Mapping[str, Any]) -> Any:
     """The default of a field that a spec lacks; None: it is null, or the spec has no such part."""
+    if any(is_below(each, key) for each in spec):  # `gate_bias: {span: 16}` is no number
+        return None
     section, _, name = key.partition(".")
     part: type[BaseModel] | None = SECTIONS.get(section)
     if is_field(key):
@@ -181,10 +189,13 @@ def _labels(key: str, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             run_id: {name[len(key) + 1 :]: each for name, each in specs[run_id].items() if is_below(name, key)}
             for run_id in run_ids
         }
-        short = short_names(_differing(below.values()))  # `cope.p_max` is `p_max`
+        # A value that is a mapping has no text but those of its fields: `span=16`.
+        is_mapping = value == MISSING
+        shown = {name for fields in below.values() for name in fields} if is_mapping else _differing(below.values())
+        short = short_names(sorted(shown))  # `cope.p_max` is `p_max`
         for run_id in run_ids:
             fields = [f"{name}={_text(below[run_id].get(long))}" for long, name in short.items()]
-            labels[run_id] = ", ".join([value, *fields])
+            labels[run_id] = ", ".join(fields if is_mapping and fields else [value, *fields])
     return labels
 
 

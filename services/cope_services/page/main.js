@@ -11,6 +11,7 @@ import { run } from "./views/run.js";
 import { runs } from "./views/runs.js";
 import { sweep } from "./views/sweep.js";
 import { sweeps } from "./views/sweeps.js";
+import { tried } from "./views/tried.js";
 
 const byId = (id) => document.getElementById(id);
 const live = byId("live");
@@ -24,6 +25,7 @@ const VIEWS = {
   runs: [runs, run],
   sweeps: [sweeps, sweep],
   playground: [playground, playground],
+  tried: [tried, tried],
 };
 
 let asked = false; // whether this key was refused, and the dialog opened for it

@@ -65,6 +65,15 @@ def test_a_key_alone_has_all_values_in_order_of_size(store, tried):
     assert group.ablations == ["longer", "short"]
 
 
+def test_a_value_that_is_a_mapping_is_named_by_its_fields(store):
+    grid = {"model.position": [[{"kind": "cope", "gate_bias": {"span": 3}}], ["cope"]]}
+    plan = plan_of("biased", grid=grid)
+    for row in plan.rows:
+        for run in row.runs:
+            finish(store, run, {ERROR: 1.0, "dense/loss": 1.0})
+    assert ask(store, "model.position.cope.gate_bias").values == ["0", "span=3"]
+
+
 def test_runs_that_are_not_finished_are_counted(store, tried):
     other = plan_of("other", seeds=[7])
     fail(store, other.rows[0].runs[0])

@@ -82,6 +82,7 @@ VIEWS = {
     "sweeps": ("sweeps", "table.sweeps"),
     "sweep": ("sweeps/{sweep}", "#members"),
     "playground": ("playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
+    "tried": ("tried?q=model.position=cope,absolute", ".groups table"),
     "nothing": ("nothing/here", ".error"),
 }
 """Name of a view → its address, and a selector of what it shows at last."""
@@ -602,6 +603,28 @@ def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
     assert page.url.endswith("?q=tiny+table+1")
     page.get_by_label("Search ablations").fill("nothing like it")
     page.get_by_text("No ablation has these words").wait_for()
+
+
+def test_what_was_tried_is_asked_on_home_and_answered_from_all_ablations(visitor: Visitor, origin: str) -> None:
+    page = visitor.open("ablations", "ul.ablations")
+    page.get_by_label("What was tried").fill("model.position=absolute,cope train.steps=40")
+    page.get_by_role("button", name="What was tried?").click()
+    page.locator(".groups table").first.wait_for()
+    assert page.url.endswith("#/tried?q=model.position%3Dabsolute%2Ccope+train.steps%3D40")
+    asked = {"values": "model.position=absolute,cope", "filter": "train.steps=40"}
+    answer = httpx.get(f"{origin}{API}/tried", params=asked).raise_for_status().json()
+    shown = page.locator(".groups tbody tr").all_inner_texts()
+    texts = [value["text"] for group in answer["groups"] for value in group["values"]]
+    assert len(shown) == len(texts) > 1
+    assert all(text in line for text, line in zip(texts, shown, strict=True))
+    page.locator(".view-tried .ask input").fill("model.positon=cope")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("similar keys: model.position").wait_for()
+    page.locator(".view-tried .ask input").fill("model.position=fox")
+    page.keyboard.press("Enter")
+    page.get_by_text("No run has them.").wait_for()
+    assert [each for each in visitor.problems if "422" not in each] == []
+    visitor.problems.clear()
 
 
 def test_runs_are_filtered_searched_and_loaded_page_by_page(visitor: Visitor, site: Site) -> None:

@@ -7,6 +7,7 @@ import { change, link } from "../route.js";
 import { askedSize, begun, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
 import { claimsTable } from "./claims.js";
 import { verdictText } from "./results_table.js";
+import { askField } from "./tried.js";
 
 const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
 
@@ -168,6 +169,7 @@ export function overview(root) {
   const part = changes();
   const [intro, active, mine, claims, library] = [h("p", { class: "lead" }), h("div"), h("div"), h("div"), h("div")];
   const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
+  const ask = askField();
   let started = false;
 
   /** The verdicts that come with the files: a line for each table of the paper, which opens. */
@@ -202,7 +204,7 @@ export function overview(root) {
         get(at("runs", { status: "finished", limit: 1 })), // a run can be in several ablations
         get(at("sweeps", { limit: 20 })).catch(() => ({ sweeps: [] })),
       ]);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search), active, mine, claims, library);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search, ask), active, mine, claims, library);
       started = true;
       if (document.activeElement !== search) search.value = params.get("q") ?? "";
       const words = (params.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
@@ -213,6 +215,7 @@ export function overview(root) {
       const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
       const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
       part("list", JSON.stringify([words, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+        ask.hidden = !finished.total; // nothing was tried yet
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         replace(
           mine,
