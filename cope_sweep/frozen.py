@@ -66,14 +66,24 @@ MetricName = Annotated[str, AfterValidator(current_metric_name)]
 
 @lru_cache(maxsize=4096)
 def metric_parts(name: str) -> tuple[str, ...]:
-    """The metrics whose mean a name means; empty if it names a single metric.
+    """The metrics that a name is computed from; empty if it names a single metric.
 
-    `validation_and_test/perplexity@512` is the mean of `validation/perplexity@512` and `test/perplexity@512`.
+    `validation_and_test/perplexity@512` is the mean of `validation/perplexity@512` and `test/perplexity@512`;
+    `test/perplexity@128..512` is how much larger `test/perplexity@512` is than `test/perplexity@128`.
     """
+    if (ends := _ends_of_change(name)) is not None:
+        return tuple(part for end in ends for part in (metric_parts(end) or (end,)))
     test_sets, _, metric = name.rpartition("/")
     variant, slash, sets = test_sets.rpartition("/")
     names = sets.split("_and_")
     return tuple(f"{variant}{slash}{each}/{metric}" for each in names) if len(names) > 1 and all(names) else ()
+
+
+def _ends_of_change(name: str) -> tuple[str, str] | None:
+    """The metrics at the two contexts that `METRIC@A..B` compares; None for other names."""
+    metric, _, contexts = name.partition("@")
+    start, dots, end = contexts.partition("..")
+    return (f"{metric}@{start}", f"{metric}@{end}") if dots else None
 
 
 STEPS_UNTIL = "steps_until/"
@@ -88,13 +98,20 @@ def is_reported(name: str, reported: Collection[str]) -> bool:
 
 
 def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """The value of a metric, or the mean of its parts; None if a part is missing.
+    """The value of a metric, or what it is computed from its parts; None if a part is missing.
 
     The mean of perplexities is that of their logarithms: each test set counts as much as another. Of other metrics, it
-    is the plain mean.
+    is the plain mean. A change from one context to another is the quotient of perplexities, and otherwise a difference.
     """
     if name in metrics:
         return metrics[name]
+    if (ends := _ends_of_change(name)) is not None:
+        start, end = (metric_value(metrics, each) for each in ends)
+        if start is None or end is None:
+            return None
+        if not name.partition("@")[0].endswith("perplexity"):
+            return end - start
+        return end / start if start > 0 else None
     parts = metric_parts(name)
     if not parts or not all(part in metrics for part in parts):
         return None

@@ -503,6 +503,36 @@ class RunSpec(Frozen):
         return ", ".join(f"{kind} {cls.source_digest()}" for kind, cls in sorted(self.plugins.items())) or None
 
 
+SECTIONS: dict[str, type[BaseModel]] = {"model": ModelSpec, "train": TrainSpec, "evaluate": EvaluateSpec}
+
+
+def default_of_field(key: str, spec: Mapping[str, Any]) -> Any:
+    """The default of a field that a stored spec lacks, because it is older than the field.
+
+    Args:
+        key: The dotted key of the field.
+        spec: The values of the spec by dotted key.
+
+    Returns:
+        None where the field is null, has fields of its own, or belongs to a part that the spec does not have.
+    """
+    if any(is_below(each, key) for each in spec):  # `gate_bias: {span: 16}` is no number
+        return None
+    section, _, name = key.partition(".")
+    part: type[BaseModel] | None = SECTIONS.get(section)
+    if is_field(key):
+        kind, _, name = key.removeprefix(f"{ENCODINGS_KEY}.").partition(".")
+        part = ENCODINGS.get(kind) if kind in str(spec.get(ENCODINGS_KEY, "")).split("+") else None
+    elif section == "task":
+        part = TASKS.get(str(spec.get("task.kind")))
+    if part is None or name not in part.model_fields:
+        return None
+    default = part.model_fields[name].default
+    if not isinstance(default, (bool, int, float, str)):
+        return None
+    return int(default) if isinstance(default, float) and default.is_integer() else default
+
+
 _SORTED_FIELDS = sorted(RunSpec.model_fields)
 """`task` is among them, is required, and follows `seed`."""
 

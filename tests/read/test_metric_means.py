@@ -45,6 +45,25 @@ def test_perplexities_have_the_mean_of_their_logarithms_and_others_the_plain_mea
     assert record.value("validation_and_test/perplexity") == pytest.approx(6.0)
 
 
+def test_a_change_from_one_context_to_another() -> None:
+    assert metric_parts("capped/test/perplexity@128..512") == (
+        "capped/test/perplexity@128", "capped/test/perplexity@512",
+    )  # fmt: skip
+    metrics = {
+        "validation/perplexity@2": 4.0, "validation/perplexity@8": 6.0, "test/perplexity@2": 9.0, "test/perplexity@8": 24.0,
+        "in_dist/token_error@2": 1.5, "in_dist/token_error@8": 4.0, "zero/perplexity@2": 0.0, "zero/perplexity@8": 1.0,
+    }  # fmt: skip
+    assert metric_value(metrics, "validation/perplexity@2..8") == 1.5
+    assert metric_value(metrics, "validation_and_test/perplexity@2..8") == pytest.approx(2.0)  # √(1.5 · 24/9)
+    assert set(metric_parts("validation_and_test/perplexity@2..8")) == set(list(metrics)[:4])
+    assert metric_value(metrics, "in_dist/token_error@2..8") == 2.5
+    assert metric_value(metrics, "in_dist/token_error@8..2") == -2.5
+    assert metric_value(metrics, "in_dist/token_error@2..16") is None
+    assert metric_value(metrics, "zero/perplexity@2..8") is None
+    with raises("unknown_metric"):
+        plan_of(metrics=[{"name": "in_dist/token_error@1..2"}])
+
+
 def test_it_is_a_column_like_others(store) -> None:
     plan = plan_of(metrics=METRICS, seeds=[0, 1])
     values = iter([1.0, 2.0, 9.0, 8.0, 5.0, 6.0])

@@ -8,26 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from cope_sweep.api.runs import ListTried, Tried, TriedGroup, TriedValue
-from cope_sweep.config import EvaluateSpec, ModelSpec, TrainSpec
 from cope_sweep.config.filters import Filter, parse_filter
-from cope_sweep.config.keys import ENCODINGS_KEY, is_below, is_field, short_names
+from cope_sweep.config.keys import ENCODINGS_KEY, is_below, short_names
+from cope_sweep.config.run import default_of_field
 from cope_sweep.config.source import default_label
 from cope_sweep.frozen import metric_value
-from cope_sweep.positions.registered import ENCODINGS
 from cope_sweep.read.numbers import MISSING, significant
 from cope_sweep.read.tables.stats import finite, summarise
 from cope_sweep.records import RunRecord
 from cope_sweep.store import QueryError, RunQuery, Store
-from cope_sweep.tasks import TASKS
 
 PAGE = 1000
 """Runs that are read at once."""
 MAX_RUNS = 20_000
 """More runs take seconds, and make groups that nobody reads."""
-SECTIONS: dict[str, type[BaseModel]] = {"model": ModelSpec, "train": TrainSpec, "evaluate": EvaluateSpec}
 SHOWN_IDS = 20
 PREFERRED = ("token_error", "perplexity", "loss")
 PREFERRED_SETS = ("in_dist", "validation", "test")
@@ -154,28 +149,10 @@ def _completed(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, An
     """The specs with the defaults of fields that are younger than they: a new field at its default changes no run."""
     keys = {key for spec in specs.values() for key in spec}
     return {
-        run_id: {key: default for key in keys - spec.keys() if (default := _default(key, spec)) is not None} | {**spec}
+        run_id: {key: default for key in keys - spec.keys() if (default := default_of_field(key, spec)) is not None}
+        | {**spec}
         for run_id, spec in specs.items()
     }
-
-
-def _default(key: str, spec: Mapping[str, Any]) -> Any:
-    """The default of a field that a spec lacks; None: it is null, or the spec has no such part."""
-    if any(is_below(each, key) for each in spec):  # `gate_bias: {span: 16}` is no number
-        return None
-    section, _, name = key.partition(".")
-    part: type[BaseModel] | None = SECTIONS.get(section)
-    if is_field(key):
-        kind, _, name = key.removeprefix(f"{ENCODINGS_KEY}.").partition(".")
-        part = ENCODINGS.get(kind) if kind in str(spec.get(ENCODINGS_KEY, "")).split("+") else None
-    elif section == "task":
-        part = TASKS.get(str(spec.get("task.kind")))
-    if part is None or name not in part.model_fields:
-        return None
-    default = part.model_fields[name].default
-    if not isinstance(default, (bool, int, float, str)):
-        return None
-    return int(default) if isinstance(default, float) and default.is_integer() else default
 
 
 def _labels(key: str, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

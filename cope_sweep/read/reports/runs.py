@@ -38,7 +38,7 @@ PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 def run_frame(plan: Plan, records: Mapping[str, RunRecord], *stores: Store) -> pd.DataFrame:
     """The frame of the file of runs, described in `store.results_file`. The stores have the records of the sweeps."""
     frame = plan_frame(plan, records, LABEL)
-    # Means of metrics, and steps until one is learned, are computed by the file that wants them.
+    # Means and changes of metrics, and steps until one is learned, are computed by the file that wants them.
     frame = frame.drop(columns=[name for name in frame if metric_parts(name) or str(name).startswith(STEPS_UNTIL)])
     ordered = [records[run.run_id] for row in plan.rows for run in row.runs]
     sweep_ids = {record.sweep_id for record in ordered if record.sweep_id}
