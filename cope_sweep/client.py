@@ -383,6 +383,7 @@ class Client:
         heads: Sequence[int] | None = None,
         matrices: Sequence[MatrixName] | None = None,
         marks: Mapping[str, Sequence[int]] | None = None,
+        load: bool = False,
     ) -> ProbeResponse:
         """Gates, positions and attention of a run's model on a sequence. The request is not repeated.
 
@@ -394,8 +395,12 @@ class Client:
             heads: Numbers from 0; None: all.
             matrices: The matrices to send; None: all; an empty list: statistics only.
             marks: Name → indices of marked tokens; None: the marks of the task or the text.
+            load: Also return what the position logits of each encoding do.
         """
-        body = _body(ProbeRequest, tokens=tokens, text=text, layers=layers, heads=heads, matrices=matrices, marks=marks)
+        body = _body(
+            ProbeRequest, tokens=tokens, text=text, layers=layers, heads=heads, matrices=matrices, marks=marks,
+            load=load or None,  # so that services without this key answer
+        )  # fmt: skip
         return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
     def checkpoint(self, run_id: str) -> Checkpoint:

@@ -251,6 +251,9 @@ class ProbeRequest(Body):
         default=None,
         description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
     )
+    load: bool = Field(
+        default=False, description="Also return what the position logits of each encoding do (`load` of the answer)."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -271,6 +274,24 @@ class ProbedMark(BaseModel):
     share: float | None = Field(description="Share of the marked tokens in the sum of gates.")
 
 
+class ProbedLoad(BaseModel):
+    """What an encoding's position logits do in a head, over some rows of attention, evenly spaced."""
+
+    position: float = Field(description="Mean size of the position logits.")
+    content: float = Field(description="Mean size of the content's logits, q·k/√K.")
+    load: float | None = Field(description="position ÷ content; near 0 the encoding does nothing.")
+    beyond: float | None = Field(
+        description="Share of the keys beyond the last embedding, where gates have no gradient; null: no limit."
+    )
+    spans: list[tuple[int, float]] = Field(
+        description="Tokens of a row, and its largest position; empty: the encoding has no gates."
+    )
+    explained: float | None = Field(
+        description="Share of attention's entropy that the position logits alone explain: 1 if attention is that of "
+        "the positions, 0 if these prefer no key, negative if they point elsewhere; null: not defined."
+    )
+
+
 class ProbedEncoding(BaseModel):
     """Statistics and matrices of an encoding in a head. An encoding without gates has scores only."""
 
@@ -282,6 +303,7 @@ class ProbedEncoding(BaseModel):
     position_mean: float | None = Field(default=None, description="Mean over the pairs, before the limit.")
     position_max: float | None = Field(default=None, description="Maximum over the pairs, before the limit.")
     marks: dict[str, ProbedMark] = {}
+    load: ProbedLoad | None = Field(default=None, description="With `load` of the request.")
     gates: TriangularMatrix | None = None
     positions: TriangularMatrix | None = Field(default=None, description="Before the limit.")
     scores: TriangularMatrix | None = Field(default=None, description="Position logits, added to the attention logits.")

@@ -193,6 +193,10 @@ def probe(
             help="Use only these queries: tokens with this mark, or the token with this index. Default: all queries.",
         ),
     ] = None,
+    load: Annotated[
+        bool,
+        typer.Option("--load", help="Show what the position logits of each encoding do, and how far its gates count."),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
@@ -208,12 +212,20 @@ def probe(
     tokens and on the others, how well the gates separate them (AUC: 1 is always, ½ is chance), the distance of the
     means in standard deviations (Cohen's d), and the share of pairs with a position beyond the last embedding.
 
+    With --load, the table shows for each head what an encoding's logits do instead: their mean size, that of the
+    content's (q·k/√K) and the ratio of both, which is near 0 if the encoding does nothing; the share of keys beyond the
+    last embedding; the share of attention's entropy that the encoding's logits alone explain; and the largest position
+    in rows of several lengths, which grows linearly with the row if all gates are alike. 16 rows of each sequence are
+    measured, evenly spaced.
+
     The files contain the matrices of the first sequence: gates, positions, position-only attention (the maximum of each
     query scaled to 1), attention.
 
     Example: `cope-sweep probe 95199d1142de555d --count 64 --seen-by marker`
 
     Example: `cope-sweep probe quickstart/CoPE --text "_ 3 _ 7 > 3 7"`
+
+    Example: `cope-sweep probe quickstart/CoPE --load --count 8`
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
@@ -233,14 +245,49 @@ def probe(
 
     encodings, statistics = probe_checkpoint(
         folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count,
-        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, out=out, html=html, svg=svg,
+        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=out, html=html, svg=svg,
     )  # fmt: skip
     if as_json:
         print_json(statistics)
+    elif load:
+        _print_loads(statistics["loads"], encodings)
     elif statistics["heads"]:
         _print_table(statistics["heads"])
     else:
         make_console().print(f"no gates: {encodings} has no contextual positions; --html and --out write the attention")
+
+
+def _print_loads(loads: list[dict[str, Any]], encodings: str) -> None:
+    if not loads:
+        make_console().print(f"no position logits: {encodings} adds nothing to the logits of attention")
+        return
+    several = len({load["encoding"] for load in loads}) > 1
+    names = ("layer", "head", *(["encoding"] if several else []))
+    table = grid(*names, "position", "content", "ratio", "beyond", "explained", "span at tokens")
+    for column in table.columns[len(names) : -1]:
+        column.justify = "right"
+    for load in loads:
+        spans = load["spans"]
+        # About four of them fit into a line.
+        shown = [spans[n] for n in sorted({len(spans) * k // 4 - 1 for k in range(1, 5)} - {-1})]
+        table.add_row(
+            str(load["layer"]),
+            str(load["head"]),
+            *([load["encoding"]] if several else []),
+            fixed(load["position"], 3),
+            fixed(load["content"], 3),
+            *(
+                MISSING if load[share] is None else f"{fixed(100 * load[share], 1)} %"
+                for share in ("load", "beyond", "explained")
+            ),
+            ", ".join(f"{fixed(span, 1)} at {tokens}" for tokens, span in shown) or MISSING,
+        )
+    print_table(table)
+    make_console().print(
+        "position, content: mean size of the logits; beyond: keys beyond the last embedding; explained: share of "
+        "attention's entropy that position logits alone explain; span: the largest position of a row",
+        style="dim",
+    )
 
 
 def _print_table(statistics: list[dict[str, Any]]) -> None:

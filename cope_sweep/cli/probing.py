@@ -16,6 +16,7 @@ from cope_sweep.inference import Predictor, validate_token_ids
 from cope_sweep.inference.probe import (
     HeadStatistics,
     head_statistics,
+    loads_of_heads,
     probe,
     split_sequences,
     token_labels,
@@ -48,6 +49,7 @@ def probe_checkpoint(
     seen_by: str | None,
     layers: list[int],
     heads: list[int],
+    load: bool,
     out: Path | None,
     html: Path | None,
     svg: Path | None,
@@ -83,7 +85,14 @@ def probe_checkpoint(
         raise UserError(
             f"{error.filename}: {error.strerror}; choose another file", code="not_writable", file=str(error.filename)
         ) from error
-    summary = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
+    summary: dict[str, Any] = {
+        "run_id": run.run_id,
+        "sequences": len(sequences),
+        "heads": [asdict(head) for head in statistics],
+    }
+    if load:
+        found = loads_of_heads(predictor, sequences, layers or None, heads or None)
+        summary["loads"] = [asdict(each) | {"load": each.load} for each in found]
     return _encoding_names(run), summary
 
 

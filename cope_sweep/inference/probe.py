@@ -54,7 +54,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, TokensError, validate_token_ids
 from cope_sweep.kernels import Inputs, LayerEncodings, attention_weights, observing, seen, visible
 from cope_sweep.model import CheckpointError, check_reach
+from cope_sweep.model.load import HeadLoad, head_loads
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.tasks import IGNORED, Task
 from cope_sweep.text import TextTokenizer
@@ -290,7 +291,7 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
 
     rows = max(1, SCRATCH_BYTES // (40 * all_heads * T))  # about ten float32 copies of a row of the attention matrix
     for start in range(0, T, rows):
-        block = _query_block(inputs, start, min(start + rows, T))
+        block = inputs.of_queries(start, min(start + rows, T))
         visible_QS = visible(block.q_BHTK.shape[2], block.k_BHSK.shape[2], block.q_BHTK.device)
         logits_BHQS = block.rotated_q_BHTK @ block.rotated_k_BHSK.mT / block.q_BHTK.shape[-1] ** 0.5
         total_BHQS = torch.zeros_like(logits_BHQS)
@@ -311,21 +312,6 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
             store(position_only_HTT, start, (total_BHQS - total_BHQS.amax(-1, keepdim=True)).exp())
         store(attention_HTT, start, attention_weights(block, positions, visible_QS))
     return LayerProbe(layer, heads, contextual, scores_HTT, position_only_HTT, attention_HTT)
-
-
-def _query_block(inputs: Inputs, start: int, stop: int) -> Inputs:
-    """The inputs of queries `start` … `stop` − 1 and of keys 0 … `stop` − 1."""
-    q_BHTK, k_BHSK = inputs.q_BHTK[:, :, start:stop], inputs.k_BHSK[:, :, :stop]
-    return replace(
-        inputs,
-        q_BHTK=q_BHTK,
-        k_BHSK=k_BHSK,
-        v_BHSK=inputs.v_BHSK[:, :, :stop],
-        # `Inputs.rotated` compares identities: without rotation these must be the same tensors.
-        rotated_q_BHTK=inputs.rotated_q_BHTK[:, :, start:stop] if inputs.rotated else q_BHTK,
-        rotated_k_BHSK=inputs.rotated_k_BHSK[:, :, :stop] if inputs.rotated else k_BHSK,
-        features_BHSF=[feature if feature is None else feature[:, :, :stop] for feature in inputs.features_BHSF],
-    )
 
 
 # -- sequences and their marked tokens ---------------------------------------------------------------------------------
@@ -480,6 +466,32 @@ def head_statistics(
     if seen_by is not None and not any(queries_T.any() for queries_T in seen_by):
         raise ProbeError("seen_by selects no query in any sequence; select at least one", code="no_queries")
     return [total.statistics(*key) for key, total in sorted(totals.items())]
+
+
+def loads_of_heads(
+    predictor: Predictor,
+    sequences: Sequence[TokenIds],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> list[HeadLoad]:
+    """What the position logits do in the selected heads (None: all); see `cope_sweep.model.load`.
+
+    Raises what `probe` raises, but for the memory limit: only some rows of attention are computed.
+    """
+    selected_layers, selected_heads = select_heads(predictor.run, layers, heads)
+    device = predictor.model.embedding.weight.device
+    tokens = [torch.from_numpy(_validated_tokens(predictor, token_ids)).to(device) for token_ids in sequences]
+    loads = head_loads(predictor.model, tokens)
+    for load in loads:
+        if not math.isfinite(load.position + load.content):
+            raise CheckpointError(
+                f"run {predictor.run.run_id}: layer {load.layer} computes values that are not finite; the weights are "
+                "damaged",
+                code="not_finite",
+                run_id=predictor.run.run_id,
+                layer=load.layer,
+            )
+    return [load for load in loads if load.layer in selected_layers and load.head in selected_heads]
 
 
 def mean_gates(gates_TT: np.ndarray, queries_T: np.ndarray | None = None) -> np.ndarray:

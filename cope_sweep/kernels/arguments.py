@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 import torch
@@ -88,6 +88,20 @@ class Inputs:
     def rotated(self) -> bool:
         """An encoding has rotated queries and keys."""
         return self.rotated_q_BHTK is not self.q_BHTK
+
+    def of_queries(self, start: int, stop: int) -> Inputs:
+        """Of a full pass (T = S): queries `start` … `stop` − 1, and keys 0 … `stop` − 1."""
+        q_BHTK, k_BHSK = self.q_BHTK[:, :, start:stop], self.k_BHSK[:, :, :stop]
+        return replace(
+            self,
+            q_BHTK=q_BHTK,
+            k_BHSK=k_BHSK,
+            v_BHSK=self.v_BHSK[:, :, :stop],
+            # `rotated` compares identities: without rotation these must be the same tensors.
+            rotated_q_BHTK=self.rotated_q_BHTK[:, :, start:stop] if self.rotated else q_BHTK,
+            rotated_k_BHSK=self.rotated_k_BHSK[:, :, :stop] if self.rotated else k_BHSK,
+            features_BHSF=[features if features is None else features[:, :, :stop] for features in self.features_BHSF],
+        )
 
 
 class Arguments(NamedTuple):

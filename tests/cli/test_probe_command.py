@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cope_sweep.inference import Predictor
-from cope_sweep.inference.probe import head_statistics, probe, text_marks
+from cope_sweep.inference.probe import head_statistics, loads_of_heads, probe, text_marks
 from cope_sweep.model import Transformer, save_model
 from cope_sweep.store import Store
 from cope_sweep.text import TextTokenizer
@@ -174,3 +174,22 @@ def test_a_text(command, refuses, text_checkpoint, tmp_path):
     assert answer == json.loads(command(str(folder), "--json", "--text", "-", stdin=text)[0])
     assert ">Three</span>" in (tmp_path / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
     refuses("no_such_file", str(folder), "--file", "none.txt", file="none.txt")
+
+
+def test_load_shows_what_position_logits_do(command, sample, predictor):
+    answer = json.loads(command(sample.two, "--tokens", "0 4 1 4 5 5", "--load", "--head", "1", "--json")[0])
+    expected = loads_of_heads(Predictor.load(sample.store.run(sample.two).checkpoint, "cpu"), [IDS], heads=[1])
+    assert [(load["layer"], load["head"], load["encoding"]) for load in answer["loads"]] == [
+        (0, 1, "cope"),
+        (0, 1, "cope_mlp"),
+    ]
+    for load, head in zip(answer["loads"], expected, strict=True):
+        assert load["load"] == pytest.approx(head.load)
+        assert (load["beyond"], load["explained"]) == (head.beyond, pytest.approx(head.explained))
+        assert load["spans"] == [[tokens, pytest.approx(span)] for tokens, span in head.spans]
+    header, first, second, *_ = (
+        line.split() for line in command(sample.cope, "--tokens", "0 4 1 4 5 5", "--load")[0].splitlines()
+    )
+    assert header[:7] == ["layer", "head", "position", "content", "ratio", "beyond", "explained"]
+    assert [first[:2], second[:2]] == [["0", "0"], ["0", "1"]]
+    assert "no position logits" in command(sample.none, "--tokens", "0 4 1 4 5 5", "--load")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from cope_sweep.api.requests import (
     MatrixName,
     ProbedEncoding,
     ProbedHead,
+    ProbedLoad,
     ProbedMark,
     ProbeFormat,
     ProbeRequest,
@@ -26,12 +28,14 @@ from cope_sweep.inference.probe import (
     Probe,
     TokenMarks,
     head_statistics,
+    loads_of_heads,
     matrix_count,
     probe,
     select_heads,
     token_labels,
     token_marks,
 )
+from cope_sweep.model.load import HeadLoad
 
 MAX_DRAWN_HEADS = 8
 """Maximum number of heads in an image: drawing takes about 10 MB per head."""
@@ -61,6 +65,8 @@ class ProbeResult:
     probe: Probe
     statistics: list[HeadStatistics]
     marks: TokenMarks
+    loads: list[HeadLoad]
+    """Empty: the request does not ask for them."""
 
     @property
     def labels(self) -> list[str]:
@@ -94,7 +100,8 @@ def probe_sequence(
         )
     marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
     statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
-    return ProbeResult(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks)
+    loads = loads_of_heads(predictor, [tokens_T], layers, heads) if request.load else []
+    return ProbeResult(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks, loads)
 
 
 def probe_json(probed: ProbeResult, request: ProbeRequest) -> bytes:
@@ -108,6 +115,7 @@ def probe_json(probed: ProbeResult, request: ProbeRequest) -> bytes:
                 layer,
                 row,
                 [stats for stats in probed.statistics if (stats.layer, stats.head) == (layer.layer, head)],
+                {load.encoding: load for load in probed.loads if (load.layer, load.head) == (layer.layer, head)},
                 request,
             )
             for layer in probed.probe.layers
@@ -154,7 +162,13 @@ def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:
     return marks
 
 
-def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], request: ProbeRequest) -> ProbedHead:
+def _probed_head(
+    layer: LayerProbe,
+    row: int,
+    statistics: list[HeadStatistics],
+    loads: Mapping[str, HeadLoad],
+    request: ProbeRequest,
+) -> ProbedHead:
     requested = request.matrices
     by_encoding = {stats.encoding: stats for stats in statistics}
     encodings = []
@@ -169,6 +183,8 @@ def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], 
                 fields["gates"] = _lower_triangle(matrices.gates_HTT[row])
             if "positions" in requested:
                 fields["positions"] = _lower_triangle(matrices.positions_HTT[row])
+        if kind in loads:
+            fields["load"] = ProbedLoad(**asdict(loads[kind]), load=loads[kind].load)
         if "scores" in requested and kind in layer.scores_HTT:
             fields["scores"] = _lower_triangle(layer.scores_HTT[kind][row])
         encodings.append(ProbedEncoding.model_validate(fields))

@@ -12,7 +12,7 @@ import pytest
 from cope_services.models import probing
 
 from cope_sweep.inference import Predictor
-from cope_sweep.inference.probe import head_statistics, probe
+from cope_sweep.inference.probe import head_statistics, loads_of_heads, probe
 from tests.helpers.sample_store import API, SampleStore, serving
 from tests.services.prose_store import ProseStore
 
@@ -71,6 +71,16 @@ def test_only_the_requested_matrices(client: httpx.Client, sample: SampleStore) 
     [cope] = head["encodings"]
     assert set(cope) == {"kind", "limit", "clamped", "position_mean", "position_max", "marks"}
     assert (cope["marks"]["own"]["tokens_on"], cope["marks"]["own"]["tokens_off"]) == (2, 6)
+
+
+def test_loads_are_those_of_the_library(client: httpx.Client, sample: SampleStore) -> None:
+    predictor = Predictor.load(sample.store.run(sample.ids[0]).checkpoint, "cpu")
+    heads = ask(client, sample.ids[0], matrices=[], load=True)["heads"]
+    for answered, expected in zip(heads, loads_of_heads(predictor, [IDS]), strict=True):
+        [cope] = answered["encodings"]
+        assert cope["load"]["load"] == pytest.approx(expected.load)
+        assert cope["load"]["spans"] == [[tokens, pytest.approx(span)] for tokens, span in expected.spans]
+    assert "load" not in ask(client, sample.ids[0], matrices=[])["heads"][0]["encodings"][0]
 
 
 def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: SampleStore) -> None:

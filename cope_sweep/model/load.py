@@ -1,0 +1,199 @@
+"""What position logits do in the heads of a model: their size, how far gates count, what they explain of attention.
+
+For each encoding that adds to the logits and each head, over some queries i of a sequence and all their keys j ≤ i:
+
+    position, content   means of |s_ij| and of |q_i·k_j/√K|, where s_ij is what the encoding adds
+    load                position ÷ content. Near 0 the encoding does nothing: attention is that of the content alone
+    beyond              share of the keys whose position p_ij is beyond the last embedding, p_max − 1: there the
+                        derivative of all gates is 0. Only for contextual encodings with such a limit
+    spans               p_i0, the position of the first key, which is the row's largest, for rows of several lengths. If
+                        it grows linearly with the row, all gates are alike. Only for contextual encodings
+    explained           share of attention's entropy that the encoding's logits alone explain:
+                        (D(a‖u) − D(a‖r)) ÷ D(a‖u)
+
+with a_i the softmax of all logits of row i, u_i the uniform distribution over its n keys, and r_i the softmax of the
+encoding's logits alone. D is the Kullback–Leibler divergence: D(a‖u) = log n − H(a) is the entropy that attention takes
+off the uniform distribution, and D(a‖r) what is left of it if r is known. So `explained` is 1 if attention is that of
+the positions alone, 0 if positions prefer no key, and negative if they point to other keys than attention. Rows are
+summed before the division.
+
+Shapes: B sequences, H heads, T tokens, S keys of a row, R rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cope_sweep.kernels import Inputs, LayerEncodings, observing, seen, visible
+from cope_sweep.kernels.reference import with_float32
+from cope_sweep.model.transformer import Transformer
+from cope_sweep.positions.cope import ContextualEncoding
+
+ROWS = 16
+"""The most rows of a sequence that are measured, evenly spaced, the last one included."""
+
+
+@dataclass(frozen=True)
+class HeadLoad:
+    """The measures of one encoding in one head."""
+
+    layer: int
+    head: int
+    encoding: str
+    """Kind of the encoding."""
+    position: float
+    content: float
+    beyond: float | None
+    """None: the encoding has no last embedding."""
+    spans: tuple[tuple[int, float], ...]
+    """Tokens of a row, and its largest position, a mean over the sequences; empty: the encoding has no gates."""
+    explained: float | None
+    """None: an encoding replaces the softmax, or attention is uniform."""
+
+    @property
+    def load(self) -> float | None:
+        """None: all content logits are 0."""
+        return self.position / self.content if self.content else None
+
+
+@torch.no_grad()  # not inference_mode: a training may use what is cached here, such as angles
+def head_loads(model: Transformer, sequences: Sequence[Tensor]) -> list[HeadLoad]:
+    """The measures of every head and scoring encoding, by layer, head and order of the encodings.
+
+    `sequences` are token ids, (T,), on the model's device. Each sequence is computed once, and of its attention at most
+    `ROWS` rows.
+    """
+    sums: dict[tuple[int, int], _Sums] = defaultdict(_Sums)  # layer, index of the encoding
+    for tokens_T in sequences:
+        layers = itertools.count()  # the model calls attention once per layer, in order
+
+        def observe(inputs: Inputs, positions: LayerEncodings, layers: itertools.count[int] = layers) -> None:
+            layer = next(layers)
+            inputs, positions = with_float32(inputs, positions)
+            T = inputs.q_BHTK.shape[2]
+            for row in sorted({math.ceil((n + 1) * T / ROWS) - 1 for n in range(ROWS)}):
+                _add_row(sums, layer, inputs.of_queries(row, row + 1), positions)
+
+        with observing(observe):
+            model.hidden(tokens_T[None])
+    loads = [load for (layer, _), total in sorted(sums.items()) for load in total.loads(layer)]
+    return sorted(loads, key=lambda load: (load.layer, load.head))  # stable: encodings stay in order
+
+
+MOST_BEYOND = 0.5
+"""With more of its keys beyond the last embedding, a head's gates hardly learn from positions."""
+LEAST_LOAD = 0.01
+"""With smaller position logits, as a share of the content's, an encoding does nothing."""
+GUIDE = "docs/how-to/cope-in-practice.md"
+
+
+def beyond_warnings(loads: Sequence[HeadLoad]) -> list[tuple[str, str]]:
+    """For each encoding by which more than half of the keys of every head are beyond the last embedding.
+
+    A warning is what is wrong, the same words for all seeds, and what was measured.
+    """
+    return [
+        (
+            f"{kind}: more than half of the keys of every head are beyond the last embedding, where gates have no "
+            f"gradient; see gate_bias and p_max in {GUIDE}",
+            f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of the keys",
+        )
+        for kind, of_kind in _by_encoding(loads)
+        if (shares := [load.beyond for load in of_kind if load.beyond is not None]) and min(shares) > MOST_BEYOND
+    ]
+
+
+def load_warnings(loads: Sequence[HeadLoad]) -> list[tuple[str, str]]:
+    """For each encoding whose logits, over all heads, are below 1 % of the content's: warnings as `beyond_warnings`."""
+    warnings = []
+    for kind, of_kind in _by_encoding(loads):
+        position, content = (math.fsum(getattr(load, name) for load in of_kind) for name in ("position", "content"))
+        if position < LEAST_LOAD * content:
+            text = f"{kind}: its logits are below 1 % of the content's, so it does next to nothing; see {GUIDE}"
+            warnings.append((text, f"{100 * position / content:.2g} %"))
+    return warnings
+
+
+def _by_encoding(loads: Sequence[HeadLoad]) -> list[tuple[str, list[HeadLoad]]]:
+    kinds = dict.fromkeys(load.encoding for load in loads)
+    return [(kind, [load for load in loads if load.encoding == kind]) for kind in kinds]
+
+
+@dataclass
+class _Sums:
+    """Sums of one encoding over the rows of a layer so far; a list has a number for each head."""
+
+    encoding: str = ""
+    limited: bool = False
+    weighs: bool = False
+    keys: int = 0
+    position_H: list[float] = field(default_factory=list)
+    content_H: list[float] = field(default_factory=list)
+    beyond_H: list[float] = field(default_factory=list)
+    known_H: list[float] = field(default_factory=list)
+    """Σ D(a‖u)."""
+    explained_H: list[float] = field(default_factory=list)
+    """Σ D(a‖u) − D(a‖r)."""
+    spans: dict[int, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    """Tokens of a row → p_i0 of each head, for each sequence."""
+
+    def loads(self, layer: int) -> list[HeadLoad]:
+        return [
+            HeadLoad(
+                layer=layer,
+                head=head,
+                encoding=self.encoding,
+                position=self.position_H[head] / self.keys,
+                content=self.content_H[head] / self.keys,
+                beyond=self.beyond_H[head] / self.keys if self.limited else None,
+                spans=tuple(
+                    (tokens, math.fsum(each[head] for each in spans) / len(spans))
+                    for tokens, spans in sorted(self.spans.items())
+                ),
+                explained=None
+                if self.weighs or self.known_H[head] <= 0
+                else self.explained_H[head] / self.known_H[head],
+            )
+            for head in range(len(self.position_H))
+        ]
+
+
+def _add_row(sums: dict[tuple[int, int], _Sums], layer: int, row: Inputs, positions: LayerEncodings) -> None:
+    """Add one query, (B, H, 1, K) with B = 1, and its keys."""
+    S = row.k_BHSK.shape[2]
+    logits_BHQS = row.rotated_q_BHTK @ row.rotated_k_BHSK.mT / row.q_BHTK.shape[-1] ** 0.5
+    of_each = seen(row, positions, logits_BHQS, visible(1, S, logits_BHQS.device))
+    scores = [p.encoding.score(p.parameters, a) for p, a in zip(positions, of_each, strict=True)]
+    scores_HS = [None if score is None else score.expand_as(logits_BHQS)[0, :, 0].double() for score in scores]
+    content_HS = logits_BHQS[0, :, 0].double()
+    total_HS = content_HS + sum(score_HS for score_HS in scores_HS if score_HS is not None)
+    log_a_HS = total_HS.log_softmax(-1)
+    a_HS = log_a_HS.exp()
+    for index, (position, attention, score_HS) in enumerate(zip(positions, of_each, scores_HS, strict=True)):
+        if score_HS is None:
+            continue
+        encoding, total = position.encoding, sums[layer, index]
+        total.encoding, total.keys = encoding.kind, total.keys + S
+        total.weighs = any(p.encoding.weighs for p in positions)
+        _add(total.position_H, score_HS.abs().sum(-1))
+        _add(total.content_H, content_HS.abs().sum(-1))
+        # Σ a·log(a/u) and Σ a·log(r/u): a weight of 0 adds 0, whatever the logarithm.
+        _add(total.known_H, (a_HS * (log_a_HS + math.log(S))).nan_to_num(0).sum(-1))
+        _add(total.explained_H, (a_HS * (score_HS.log_softmax(-1) + math.log(S))).nan_to_num(0).sum(-1))
+        if isinstance(encoding, ContextualEncoding):
+            p_HS = encoding.positions(position.parameters, attention)[0, :, 0]
+            total.spans[S].append(p_HS[:, 0].tolist())
+            limit = encoding.limit(position.parameters)
+            total.limited = limit is not None
+            _add(total.beyond_H, (p_HS > (math.inf if limit is None else limit)).sum(-1))
+
+
+def _add(total_H: list[float], more_H: Tensor) -> None:
+    total_H[:] = [a + b for a, b in itertools.zip_longest(total_H, more_H.tolist(), fillvalue=0.0)]
