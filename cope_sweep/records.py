@@ -201,6 +201,8 @@ class Event(Progress):
     """The speed since the attempt started; only for the terminal."""
     evaluated: bool = False
     """The test sets were evaluated at `step`."""
+    warnings: tuple[str, ...] = ()
+    """What the run's attempt has warned about so far: an event that is lost takes none with it."""
 
     def value(self, name: str) -> float | None:
         """A metric of the run or a mean of some; None if it has none."""

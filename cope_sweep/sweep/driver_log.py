@@ -26,6 +26,7 @@ class DriverLog:
         self._lock = threading.Lock()
         self._shown: dict[str, tuple[Status, str | None]] = {}
         """Run id → status and worker of its last line."""
+        self._rows: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._uploaded_s = time.monotonic()
         for row in plan.rows:
@@ -33,7 +34,12 @@ class DriverLog:
 
     def add(self, row: Row) -> None:
         """Let lines name the runs of this row."""
+        self._rows |= {run.run_id: row.name for run in row.runs}
         self._names |= {run.run_id: f"{row.name}, seed {run.seed}" for run in row.runs}
+
+    def row_of(self, run_id: str) -> str:
+        """The name of a run's row; the run's id if it is not known."""
+        return self._rows.get(run_id, run_id)
 
     def report(self, event: Event) -> None:
         """Append a line if the status of a run, or its worker, has changed."""

@@ -131,6 +131,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._notes: list[str] = []
+        self._warned: set[str] = set()
         """Notes to the user, and why the sweep was stopped; for the record."""
         self._is_complete = False
         """Set if the executor returned on its own: leftover runs then mean that the budget was used up."""
@@ -238,9 +239,18 @@ class Sweep:
 
     def _report(self, event: Event) -> None:
         self._log.report(event)
+        for warning in event.warnings:
+            self._warn(f"{self._log.row_of(event.run_id)}: {warning}")
         if self._mlflow is not None:
             self._mlflow.report(event)
         self.callbacks.on_event(event)
+
+    def _warn(self, text: str) -> None:
+        """Write a warning of a row's runs to the log and show it: once, though every event of every seed has it."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._log.write(text)
+            self.callbacks.on_note(redacted(text))
 
     def _note(self, text: str) -> None:
         """Show a note at once, and keep it for the record."""

@@ -19,6 +19,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
+from cope_sweep.model.load import beyond_warnings, head_loads, load_warnings
 from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
@@ -38,6 +39,8 @@ SAVE_TIME_RATIO = 19
 """The time between two resume files is at least this many times what writing the last one took, so that writing takes
 at most a 20th of the time. Not applied where a file is wanted after every step."""
 MAX_MESSAGE_CHARACTERS = 500
+SAMPLED_SEQUENCES = 4
+"""Test sequences on which a run measures what its position logits do, once at the first and at the last evaluation."""
 
 StopRequest = Literal["interrupted", "stopped"]
 """Why a run ends before its last step: `interrupted` continues later, `stopped` was ended by a scheduler."""
@@ -220,6 +223,8 @@ class RunReporter:
         self.step = 0
         self.metrics: dict[str, float] = {}
         """The latest value of each metric."""
+        self.warnings: tuple[str, ...] = ()
+        """What was warned about."""
         self._run, self._worker_id, self._files, self._on_event = run, worker_id, files, on_event
         self._first_step = 0
         self._started_s = self._reported_s = time.monotonic()
@@ -237,6 +242,12 @@ class RunReporter:
         self.metrics |= metrics
         if self._files:
             self._files.log({"step": self.step, **metrics})
+
+    def warn(self, warning: str, measured: str) -> None:
+        """Warn in the run's log, with what was measured there, and in all further events."""
+        self.warnings += (warning,)
+        if self._files:
+            self._files.note(f"warning: {warning} ({measured})")
 
     def report_throttled(self) -> None:
         """Report `running`, unless the last report is less than REPORT_EVERY_S ago."""
@@ -261,6 +272,7 @@ class RunReporter:
                 worker_id=self._worker_id,
                 message=message,
                 evaluated=evaluated,
+                warnings=self.warnings,
             )
         )
 
@@ -323,6 +335,8 @@ class TrainingLoop:
         if step % evaluate.every == 0 and not trainer.done:
             with self.clock.paused():
                 self._log_evaluation(trainer.evaluate(evaluate.sequences))
+                if step == evaluate.every:
+                    self._warn_of_positions(finished=False)
             self.reporter.report("running", evaluated=True)
         self.reporter.report_throttled()
 
@@ -331,6 +345,19 @@ class TrainingLoop:
         if self.files:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             self.files.note(f"step {self.trainer.step}: {values}")
+
+    def _warn_of_positions(self, *, finished: bool) -> None:
+        """Warn if all heads count beyond the last embedding, or if a `finished` model's position logits do nothing."""
+        if not self.files or not any(encoding.scores for encoding in self.run.model.position):
+            return
+        with self.runtime.autocast():
+            loads = head_loads(self.trainer.model, self.trainer.evaluator.sample_sequences(SAMPLED_SEQUENCES))
+        if not finished or self.run.evaluate.every >= self.run.train.steps:
+            for warning in beyond_warnings(loads):
+                self.reporter.warn(*warning)
+        if finished:
+            for warning in load_warnings(loads):
+                self.reporter.warn(*warning)
 
     def _save_is_due(self) -> bool:
         """By rank 0's clock, on every rank."""
@@ -355,6 +382,7 @@ class TrainingLoop:
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
             left_out = self._evaluate_finally()
+            self._warn_of_positions(finished=True)
         if self.files and self.writer:
             # The result is the last file: it makes the run finished, and has the checksums of the others.
             with self.files.save_checkpoint() as path:

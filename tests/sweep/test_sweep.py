@@ -282,3 +282,24 @@ def test_a_signal_asks_the_sweep_to_stop(signum: int) -> None:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_a_warning_is_shown_once_for_all_runs_and_events_of_a_row(store: Store) -> None:
+    class Warned(Scripted):
+        def __call__(self, work: Workload) -> None:
+            for run in work.runs:
+                for step in (1, 2):
+                    event = Event(run_id=run.run_id, status="running", step=step, warnings=("cope: does nothing",))
+                    work.callbacks.on_event(event)
+            super().__call__(work)
+
+    notes: list[str] = []
+    plan = plan_of()
+    outcome = start(
+        plan, store, Warned(store, ["finished"] * len(plan.runs)), callbacks=Callbacks(on_note=notes.append)
+    )
+    assert notes == [f"{row.name}: cope: does nothing" for row in plan.rows]
+    assert len(plan.runs) > len(plan.rows)
+    assert outcome.notes == ()
+    (log,) = store.root.glob("logs/*/driver.log")
+    assert all(log.read_text("utf-8").count(note) == 1 for note in notes)

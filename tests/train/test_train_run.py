@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 from unittest import mock
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from cope_sweep.kernels import dispatch, using
 from cope_sweep.store import AttemptWriter
+from cope_sweep.store.artifacts import LOG_FILE
 from cope_sweep.train import Runtime, train_run
 from tests.helpers.tiny import tiny_run
 
@@ -147,3 +149,44 @@ def test_settings_of_the_process_are_those_of_before_when_a_run_has_ended(store,
     finally:
         torch.set_num_threads(before)
     assert during[0] == (2, "reference")
+
+
+def log_of(store, run):
+    return (store.run(run.run_id).path / LOG_FILE).read_text()
+
+
+def test_a_run_warns_once_where_every_head_counts_beyond_the_last_embedding(store):
+    run, events = tiny_run(**{"model.position": [{"kind": "cope", "p_max": 1, "std": 1.0}]}), []
+    train_run(run, store.run(run.run_id), Runtime(), on_event=events.append)
+    assert [len(event.warnings) for event in events if event.evaluated] == [1, 1]
+    assert events[0].warnings == ()
+    (warning,) = events[-1].warnings
+    assert warning.startswith("cope: ")
+    assert log_of(store, run).count(f"warning: {warning}") == 1
+
+
+def test_a_finished_run_warns_of_position_logits_that_do_nothing(store):
+    run, events = tiny_run(**{"model.position": [{"kind": "cope", "p_max": 8}], "train.position_lr": 1e-6}), []
+    train_run(run, store.run(run.run_id), Runtime(), on_event=events.append)
+    assert [len(event.warnings) for event in events if event.evaluated] == [0, 1]
+    assert events[-1].warnings[0].startswith("cope: ")
+
+
+@pytest.mark.parametrize("position", [[], ["rope"], [{"kind": "cope", "p_max": 8, "std": 1.0}]])
+def test_other_runs_do_not_warn(store, position):
+    run, events = tiny_run(**{"model.position": position}), []
+    train_run(run, store.run(run.run_id), Runtime(), on_event=events.append)
+    assert not any(event.warnings for event in events)
+    assert "warning" not in log_of(store, run)
+
+
+def test_warnings_change_no_number(store, monkeypatch):
+    run = tiny_run(**{"model.position": [{"kind": "cope", "p_max": 1, "std": 1.0}, "rope"], "model.dropout": 0.1})
+    train_run(run, store.run(run.run_id), Runtime())
+    warned = store.run(run.run_id)
+    before, weights = warned.result["metrics"], (warned.checkpoint / "model.safetensors").read_bytes()
+    shutil.rmtree(warned.path)
+    monkeypatch.setattr("cope_sweep.train.loop.head_loads", lambda model, sequences: [])
+    train_run(run, store.run(run.run_id), Runtime())
+    assert store.run(run.run_id).result["metrics"] == before
+    assert (store.run(run.run_id).checkpoint / "model.safetensors").read_bytes() == weights
