@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cope_benchmarks import attention, data, prefill, serve, step, store, sweep, synthetic
+from cope_benchmarks import attention, data, decode, gates, prefill, serve, step, store, sweep, synthetic
 from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.report import GOALS, OF_OURS, OF_SDPA, Goal, Rows, failed
 from cope_benchmarks.timing import times
@@ -245,3 +245,26 @@ def test_a_small_sweep(tmp_path, monkeypatch):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         sweep.execute(sweep.command("run", "missing"), tmp_path / "other")
     assert "missing" in caught.value.output
+
+
+def test_decoding_is_checked_and_timed(monkeypatch):
+    monkeypatch.setattr(decode, "GPT2_SMALL", {"dim": 32, "heads": 2})
+    measured = decode.measure([20, 300], 2, layers=2, vocabulary=50)
+    assert len(measured["rows"]) == 2 * len(decode.ALTERNATIVES)
+    row = measured["rows"]["300 tokens: CoPE"]
+    assert row["a token (ms)"]["median_ms"] > 0
+    assert row["cached MB"] == pytest.approx(2 * 2 * 300 * 32 * 4 / 1e6)  # two layers, keys and values
+    assert measured["rows"]["300 tokens: CoPE, separate gate keys"]["cached MB"] == pytest.approx(
+        1.5 * row["cached MB"]
+    )
+    assert not failed(measured)
+    monkeypatch.setattr(decode, "LIMIT", -1.0)
+    assert all("failed" in row for row in decode.measure([20], 2, layers=1, vocabulary=50)["rows"].values())
+
+
+def test_sums_in_bfloat16_are_off_by_positions_and_others_are_not():
+    rows = gates.measure([2048])["rows"]
+    of_half = {name: rows[f"2,048 tokens, gates near ½: {name}"]["largest error"] for name in gates.FORMATS}
+    assert of_half["bfloat16"] > 1
+    assert of_half["float32"] < 1e-3
+    assert of_half["fixed point, 2⁻¹⁸"] < 2048 * 2**-18

@@ -97,6 +97,35 @@ def prefill(
 
 
 @app.command()
+def decode(
+    as_json: JsonOpt = False,
+    keep: Keep = None,
+    threads: Threads = None,
+    repetitions: Repetitions = 9,
+    tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the context.")] = [256, 1024, 4096],  # noqa: B006
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
+) -> None:
+    """Measure what one token costs after a cached context, on this CPU: no encoding, RoPE, and CoPE with several gates and tables.
+
+    Example: `cope-sweep bench decode --layers 3 --threads 1`
+    """
+    _measure("decode", (tokens, repetitions, layers), as_json, keep, threads)
+
+
+@app.command()
+def gates(
+    as_json: JsonOpt = False,
+    keep: Keep = None,
+    tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of a row.")] = [512, 2048, 8192],  # noqa: B006
+) -> None:
+    """Measure how far positions are off that are summed in bfloat16, in float32, or in fixed point. Takes seconds.
+
+    Example: `cope-sweep bench gates`
+    """
+    _measure("gates", (tokens,), as_json, keep)
+
+
+@app.command()
 def sweep(
     as_json: JsonOpt = False,
     keep: Keep = None,
