@@ -184,7 +184,8 @@ def has_all_kernels() -> bool:
 
 def encodings() -> str:
     """The encodings with their papers and kernels, and their fields."""
-    schemas = kinds(ablation_schema()["$defs"]["ModelSpec"]["properties"]["position"]["items"])
+    definitions = ablation_schema()["$defs"]
+    schemas = kinds(definitions["ModelSpec"]["properties"]["position"]["items"])
     rows = []
     for schema in schemas:
         kind = kind_of(schema)
@@ -195,7 +196,10 @@ def encodings() -> str:
             [f"[`{kind}`](#{kind})", description, f"20{number[:2]}", paper, kernel(kind, "cpu"), kernel(kind, "cuda")]
         )
     header = "encoding | what it is | year | arXiv | on a CPU | on a GPU"
-    return table(header, rows) + "\n" + "".join(kind_sections(schemas, "##"))
+    text = table(header, rows) + "\n" + "".join(kind_sections(schemas, "##"))
+    for name in definitions:  # their sections are on the page of keys
+        text = text.replace(f"](#{name.lower()})", f"](keys.md#{name.lower()})")
+    return text
 
 
 def tasks() -> str:
