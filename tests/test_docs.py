@@ -366,6 +366,7 @@ def test_every_python_example_is_run_by_a_test():
     examples = {name: len(code_blocks(read(name), "python")) for name in READMES}
     assert {name: count for name, count in examples.items() if count} == {
         "cope_sweep/kernels/README.md": 1,  # test_the_example_of_attention_computes_what_the_reference_does
+        "docs/how-to/cope-in-practice.md": 1,  # tests/inference/test_example.py
         "docs/how-to/figures-and-latex.md": 1,  # test_the_code_that_draws_learning_curves
         "docs/how-to/look-inside.md": 1,  # tests/inference/test_example.py
         "docs/how-to/notebooks.md": 3,  # tests/test_notebook.py, tests/client/test_client.py
