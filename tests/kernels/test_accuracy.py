@@ -13,6 +13,7 @@ CASES = [
     Case((CoPE(p_max=9),), queries=40, smooth=True),
     Case((CoPE(p_max=6, gate="values"), ALiBi()), queries=30, cached=5, rotated=True, dropout=0.2, lengths=(35, 9)),
     Case((CoPEMLP(hidden=4, p_max=12), Relative(positions=5, far="last")), queries=30),
+    Case((CoPE(p_max=9, gate_bias_learned=True),), queries=40),
 ]
 
 
@@ -56,7 +57,7 @@ def test_a_fault_of_1e_3_in_one_gradient_is_rejected(case, name):
     assert [wrong for wrong, error in errors.items() if error > AT_MOST] == [name]
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=["table", "mlp"])
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[4]], ids=["table", "mlp", "gate bias"])
 def test_a_fault_of_1e_3_in_a_parameter_s_gradient_is_rejected(case):
     def faulty(inputs, positions, dropout, seed):
         first, *rest = positions

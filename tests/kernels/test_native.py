@@ -32,7 +32,7 @@ ALL_TERMS = [
     Case((CoPE(p_max=1),), queries=65),
     Case((CoPE(p_max=20, gate_bias_learned=True),), queries=140, lengths=(140, 31)),
     Case((CoPE(p_max=30, gate="separate", gate_bias_learned=True), Relative(positions=5)), queries=140, dropout=0.2),
-    Case((CoPEMLP(hidden=20, gate_bias_learned=True),), queries=140, rotated=True),
+    Case((CoPEMLP(hidden=20, gate_bias_learned=True),), queries=140, rotated=True, seed=2),
     Case((CoPEALiBi(slopes="learned", gate_bias_learned=True),), queries=130),
     Case((CoPEMLP(hidden=50),), queries=140, head_dim=7),
     Case((CoPEMLP(hidden=20, p_max=11), Relative(positions=5, far="last")), queries=140),

@@ -99,7 +99,7 @@ def test_large_heads_fit_the_shared_memory(compile_ahead, dtype, head_dim):
 
 def test_compiles_with_all_terms(compile_ahead):
     problem = Problem(
-        **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", slope=True, relative=100, far="last", buckets=129,
+        **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", gate_bias=True, slope=True, relative=100, far="last", buckets=129,
         alibi=True, key_bias=True, dropout=0.1, lengths=(5, 7),
     )  # fmt: skip
     assert len(compile_ahead(90, problem)) == 3

@@ -41,6 +41,9 @@ BY_NAME = {
     "values as gate keys": replace(BASE, gate="values"),
     "separate gate keys": replace(BASE, gate="separate"),
     "separate gate keys, float32": replace(BASE, gate="separate", dtype="float32"),
+    "gate bias": replace(BASE, gate_bias=True),
+    "gate bias, separate gate keys": replace(BASE, gate_bias=True, gate="separate"),
+    "gate bias, cope-mlp": replace(BASE, gate_bias=True, p_max=None, knots=7),
     "relative": replace(BASE, p_max=None, relative="full"),
     "relative, near only": replace(BASE, p_max=None, relative=40),
     "cope and relative, capped": replace(BASE, relative=40, far="last"),
@@ -96,7 +99,7 @@ LONG = {
 IN_THE_INTERPRETER = (
     "float32, head dim 32", "float16, head dim 32", "bfloat16, head dim 128", "head dim 24", "p_max 1", "p_max full",
     "mean gate 0.02", "mean gate 0.98", "bfloat16, gates saturated at 1e-07", "bfloat16, gates saturated at 0.9999999",
-    "a table for each head", "keys before a rotation", "separate gate keys", "relative", "cope and relative, capped",
+    "a table for each head", "keys before a rotation", "separate gate keys", "gate bias", "relative", "cope and relative, capped",
     "alibi", "cope-alibi", "t5", "cope-mlp", "padding", "cached keys, padding", "tables in float32", "all at once",
 )  # fmt: skip
 """The others differ from these by their size alone."""

@@ -148,7 +148,7 @@ def results(build: Build, leaves: Leaves, weight: Tensor, errors: Errors | None 
     problem = build(given)
     if errors:
         weight = off(weight, errors.of_type)
-        summed = ("q", "k", "base_q", "gate_k", "m", "distance_bias", "key_bias")
+        summed = ("q", "k", "base_q", "gate_k", "m", "gate_bias", "distance_bias", "key_bias")
         tables = ("v", "e", "relative", "segment_slope", "segment_intercept")
         size_of = dict.fromkeys(summed, errors.of_products) | dict.fromkeys(tables, errors.of_type)
         tensors = {name: getattr(problem, name) for name in size_of}
@@ -189,6 +189,8 @@ def _block(x: Arguments, rows: slice, errors: Errors | None) -> tuple[Tensor, Te
     if x.contextual:
         if x.gate_k is not None:
             logits_BHRS = base_q_BHRK @ x.gate_k.transpose(-1, -2) * x.scale
+        if x.gate_bias is not None:
+            logits_BHRS = logits_BHRS + x.gate_bias[:, None, None]
         gates_BHRS = logits_BHRS.sigmoid().masked_fill(hidden_RS, 0)
         p_BHRS = gates_BHRS.flip(-1).cumsum(-1).flip(-1)
         if errors and errors.of_positions:

@@ -39,6 +39,8 @@ class Problem:
     """Gates use the logits, keys before a rotation (then q and k of the logits are others), values, or separate keys."""
     mean_gate: float | None = None
     """Every gate is about this; None: logits are about normal, so the mean is ½."""
+    gate_bias: bool = False
+    """A bias of the gates' logits, for each head."""
     slope: bool = False
     """A bias m·p (CoPE-ALiBi)."""
     knots: int = 0
@@ -132,6 +134,8 @@ class Problem:
         heads = (H,) if self.per_head else ()
         if self.entries:
             found["e"] = table(*heads, self.entries, K)
+        if self.gate_bias:
+            found["gate_bias"] = normal(H).float()
         if self.slope:
             found["m"] = normal(H, std=0.3).float()
         if self.relative:
@@ -158,6 +162,7 @@ class Problem:
             gate_k=keys if self.contextual else None,
             e=x.get("e"),
             m=x.get("m"),
+            gate_bias=x.get("gate_bias"),
             relative=x.get("e_relative"),
             distance_bias=x.get("b"),
             key_bias=x.get("key_bias"),
