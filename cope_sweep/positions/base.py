@@ -42,6 +42,13 @@ class Dims:
     """Standard deviation with which the model's family initialises learned absolute positions."""
     linear_bound: float | None = None
     """The family initialises linear layers uniformly on ± this, with biases; None: weights N(0, 0.02²), biases 0."""
+    hidden_dim: int | None = None
+    """Components of the input of an attention layer, which `features` get; None: `dim`."""
+
+    @property
+    def input_dim(self) -> int:
+        """Components of the input of an attention layer."""
+        return self.dim if self.hidden_dim is None else self.hidden_dim
 
     @property
     def head_dim(self) -> int:
@@ -255,7 +262,7 @@ def projection(name: str, rows: int, dims: Dims) -> dict[str, Parameter]:
     """A linear layer of each attention layer, from its input to `rows` numbers, initialised as the family's."""
     bound = dims.linear_bound
     return {
-        f"{name}_weight": Parameter((rows, dims.dim), std=0.02, per_layer=True, bound=bound),
+        f"{name}_weight": Parameter((rows, dims.input_dim), std=0.02, per_layer=True, bound=bound),
         f"{name}_bias": Parameter((rows,), per_layer=True, bound=bound),
     }
 

@@ -54,7 +54,9 @@ class GrapeAP(AttentionEncoding):
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         size = dims.head_dim if self.size == "head" else self.size
-        return {"path": Parameter((dims.heads * size, dims.dim), std=0.02, per_layer=True, bound=dims.linear_bound)}
+        return {
+            "path": Parameter((dims.heads * size, dims.input_dim), std=0.02, per_layer=True, bound=dims.linear_bound)
+        }
 
     def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """The vector p of each head."""

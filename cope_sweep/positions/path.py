@@ -58,7 +58,7 @@ class PaTH(AttentionEncoding):
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         bound = dims.linear_bound
         return {
-            "down": Parameter((self.rank, dims.dim), std=0.02, per_layer=True, bound=bound),
+            "down": Parameter((self.rank, dims.input_dim), std=0.02, per_layer=True, bound=bound),
             "up": Parameter((dims.dim, self.rank), std=0.02, per_layer=True, bound=bound),
             "taps": Parameter((dims.dim, TAPS), per_layer=True, bound=TAPS**-0.5),
             **projection("beta", dims.heads, dims),

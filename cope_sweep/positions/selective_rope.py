@@ -41,7 +41,7 @@ class SelectiveRoPE(RotaryEncoding):
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         pairs, bound = dims.head_dim // 2, dims.linear_bound
         return {
-            "down": Parameter((self.rank, dims.dim), std=0.02, per_layer=True, bound=bound),
+            "down": Parameter((self.rank, dims.input_dim), std=0.02, per_layer=True, bound=bound),
             "up": Parameter((dims.heads, pairs, self.rank), std=0.02, per_layer=True, bound=bound),
             "taps": Parameter((dims.heads * pairs, TAPS), per_layer=True, bound=TAPS**-0.5),
         }
