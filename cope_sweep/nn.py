@@ -137,7 +137,7 @@ class PositionalAttention(nn.Module):
                     key=f"{encoding.kind}.layers",
                 )
         self.dims = Dims(heads * head_dim, heads, 1, context or 1, hidden_dim=hidden_dim)
-        check_together(checked, self.dims)
+        self._check_together(checked)
         if context is None:
             longer = Dims(heads * head_dim, heads, 1, 2, hidden_dim=hidden_dim)
             for encoding in checked:
@@ -191,6 +191,9 @@ class PositionalAttention(nn.Module):
     def layer_encodings(self) -> list[LayerEncoding]:
         """The encodings with their current parameters, as `positional_attention` takes them."""
         return [LayerEncoding(position.encoding, position.of_layer(0)) for position in self._positions()]
+
+    def _check_together(self, encodings: Sequence[Encoding]) -> None:
+        check_together(encodings, self.dims)
 
     def extra_repr(self) -> str:
         encodings = ", ".join(repr(position.encoding) for position in self._positions())

@@ -163,6 +163,10 @@ def linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     """The linear layer `name` applied to the last dimension of `x`; without a bias where none was declared."""
     import torch.nn.functional as F
 
+    # A model whose linear layers are modules, which others may have replaced, computes them itself (`cope_sweep.hf`).
+    called: Callable[[str, Tensor], Tensor] | None = getattr(parameters, "linear", None)
+    if called is not None:
+        return called(name, x)
     return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 

@@ -43,9 +43,17 @@ class _Config(Frozen):
 def save_model(folder: Path, model: Transformer, spec: RunSpec) -> None:
     """Write `model.safetensors` and `config.json` into `folder`."""
     save_file(distinct(model.state_dict()), folder / MODEL_FILE, metadata={"run_id": spec.run_id})
-    config = _Config(format=FORMAT, run_id=spec.run_id, versions=spec.versions, run=spec)
-    (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=1) + "\n")
+    (folder / CONFIG_FILE).write_text(_config_of(spec).model_dump_json(indent=1) + "\n")
     shutil.copymode(folder / CONFIG_FILE, folder / MODEL_FILE)  # safetensors lets only the owner read it
+
+
+def config_of(spec: RunSpec) -> dict[str, Any]:
+    """The content of the `config.json` of a run's checkpoint, which `run_of` reads."""
+    return _config_of(spec).model_dump(mode="json")
+
+
+def _config_of(spec: RunSpec) -> _Config:
+    return _Config(format=FORMAT, run_id=spec.run_id, versions=spec.versions, run=spec)
 
 
 def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]:
@@ -82,7 +90,12 @@ def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]
 def load_run(folder: Path) -> RunSpec:
     """The run of a checkpoint folder. Raises CheckpointError, as `load_model`."""
     path = folder / CONFIG_FILE
-    config = _read_config(path)
+    return run_of(_read_json(path), path)
+
+
+def run_of(data: Any, path: Path) -> RunSpec:
+    """The run of the content of a `config.json`; `path` is named in errors. Raises CheckpointError, as `load_model`."""
+    config = _validated(data, path)
     spec = config.run
     current = spec.versions
     for kind in sorted(config.versions.keys() | current.keys()):
@@ -134,7 +147,7 @@ def _check_regular(path: Path) -> None:
         raise CheckpointError(f"{path}: not a regular file", code="not_a_file", file=str(path))
 
 
-def _read_config(path: Path) -> _Config:
+def _read_json(path: Path) -> Any:
     _check_regular(path)
     try:
         with path.open("rb") as file:
@@ -146,6 +159,10 @@ def _read_config(path: Path) -> _Config:
         raise CheckpointError(message, code=code, file=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})", code="invalid_json", file=str(path)) from error
+    return data
+
+
+def _validated(data: Any, path: Path) -> _Config:
     if not isinstance(data, dict):
         raise CheckpointError(
             f"{path}: not the config of a checkpoint: expected a mapping", code="invalid_json", file=str(path)

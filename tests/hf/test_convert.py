@@ -1,0 +1,352 @@
+"""Models of transformers with position encodings: what they compute, and that transformers' tools go on working."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import peft
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from cope_sweep.errors import InvalidValue
+from cope_sweep.hf import convert
+from cope_sweep.model import Transformer
+from cope_sweep.positions import CoPE, RoPE
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
+
+pytestmark = pytest.mark.slow  # importing transformers takes seconds
+
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = torch.randint(1, 50, (2, 17), generator=torch.Generator().manual_seed(0))
+
+
+def llama(seed=0, **fields):
+    torch.manual_seed(seed)
+    options = {"intermediate_size": 56, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**SIZES | options | {"initializer_range": 0.3} | fields)
+    return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def gpt2(seed=0, **fields):
+    torch.manual_seed(seed)
+    options = {"n_positions": 64, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0, "bos_token_id": 1}
+    config = transformers.GPT2Config(**SIZES | options | {"initializer_range": 0.3, "eos_token_id": 1} | fields)
+    return transformers.GPT2LMHeadModel(config).double().eval()
+
+
+MODELS = {
+    "llama": llama,
+    "gpt2": gpt2,
+    **{
+        kind: lambda kind=kind, **fields: of_kind(kind, **fields)
+        for kind in ("mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2", "cohere")
+    },
+}
+
+
+def of_kind(kind, **fields):
+    torch.manual_seed(0)
+    options = {"intermediate_size": 56, "initializer_range": 0.3, "pad_token_id": 0, "max_position_embeddings": 64}
+    options |= {"num_key_value_heads": 2} if kind not in ("gpt_neox", "bloom", "gptj", "gpt_neo") else {}
+    options |= {"sliding_window": None} if kind == "mistral" else {}
+    options |= {"head_dim": 8} if kind in ("mistral", "qwen3") else {}
+    options |= {"hidden_size": 32} if kind in ("phi", "gpt_neox") else {}  # partial rotations of whole pairs
+    options |= {"rotary_dim": 4} if kind == "gptj" else {}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | options | fields)).double().eval()
+
+
+def randomise(model):
+    """Random tables: at their initial zeros CoPE changes nothing."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".positions." in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def our_model(family, position, **model):
+    shape = {"task.vocabulary": 50, "model.layers": 2, "model.dim": 24, "model.heads": 4, "model.context": 64}
+    ours = Transformer(tiny_run(**shape, **{"model.family": family, "model.position": position}, **model))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    return ours.double().eval()
+
+
+def copy_tables(ours, model, number):
+    layers = [module.positions for module in model.modules() if hasattr(module, "positions")]
+    for layer, positions in enumerate(layers):
+        for theirs, own in zip(positions.position, list(ours.position)[number:], strict=True):
+            for name, table in own.of_layer(layer).items():
+                theirs.of_layer(0)[name].data.copy_(table)
+
+
+@pytest.mark.parametrize("keep_rope", [True, False])
+@pytest.mark.parametrize("options", [{}, {"gate_after_rotation": True}, {"rotated_query": True}])
+def test_llama_is_our_llama_of_the_same_weights(keep_rope, options):
+    if options and not keep_rope:
+        options = {"per_head": True}
+    cope = {"kind": "cope", "p_max": 6, **options}
+    position = [*(["rope"] if keep_rope else []), cope]
+    ours = our_model("llama", position, **{"model.tied": False, "model.ffn_dim": 56})
+    theirs = convert(llama(num_key_value_heads=4), [cope], keep_rope=keep_rope)
+    state = {"model.embed_tokens.weight": ours.embedding.weight, "lm_head.weight": ours.head.weight}
+    state["model.norm.weight"] = ours.norm.weight
+    for i, block in enumerate(ours.blocks):
+        at = f"model.layers.{i}."
+        q, k, v = block.attention.qkv.weight.chunk(3)
+        state |= {f"{at}self_attn.{n}_proj.weight": w for n, w in (("q", q), ("k", k), ("v", v))}
+        state[f"{at}self_attn.o_proj.weight"] = block.attention.out.weight
+        for name in ("gate", "up", "down"):
+            state[f"{at}mlp.{name}_proj.weight"] = getattr(block.feed_forward, name).weight
+        state[f"{at}input_layernorm.weight"] = block.attention_norm.weight
+        state[f"{at}post_attention_layernorm.weight"] = block.ffn_norm.weight
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all(".positions." in name for name in missing)
+    copy_tables(ours, theirs, len(position) - 1)
+    # transformers computes angles and norms in float32
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_gpt2_is_our_gpt2_of_the_same_weights():
+    position = ["absolute", {"kind": "cope", "p_max": 6}, {"kind": "alibi"}]
+    ours, theirs = our_model("gpt2", position), convert(gpt2(), position[1:])
+    state = {"transformer.wte.weight": ours.embedding.weight, "transformer.wpe.weight": ours.position[0].shared["e"]}
+    state |= {"transformer.ln_f.weight": ours.norm.weight, "transformer.ln_f.bias": ours.norm.bias}
+    for i, block in enumerate(ours.blocks):
+        at = f"transformer.h.{i}."
+        for name, module in (("ln_1", block.attention_norm), ("ln_2", block.ffn_norm)):
+            state |= {f"{at}{name}.weight": module.weight, f"{at}{name}.bias": module.bias}
+        for name, linear in (
+            ("attn.c_attn", block.attention.qkv),
+            ("attn.c_proj", block.attention.out),
+            ("mlp.c_fc", block.feed_forward.up),
+            ("mlp.c_proj", block.feed_forward.down),
+        ):
+            state |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": linear.bias}
+    _, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected
+    copy_tables(ours, theirs, 1)
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_cope_starts_as_the_model_was(kind):
+    model = MODELS[kind]()
+    before = model(TOKENS).logits
+    assert convert(model, [CoPE(p_max=8)]) is model
+    torch.testing.assert_close(model(TOKENS).logits, before, rtol=1e-5, atol=1e-5)
+    # and then does not stay it
+    assert (randomise(model)(TOKENS).logits - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "phi", "qwen3"])
+def test_generation_with_the_cache_equals_full_passes(kind):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4)]))
+    mask = torch.ones_like(TOKENS)
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    cached = model.generate(TOKENS, **options, output_logits=True, return_dict_in_generate=True)
+    whole = model.generate(TOKENS, **options, use_cache=False, output_logits=True, return_dict_in_generate=True)
+    assert torch.equal(cached.sequences, whole.sequences)
+    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(whole.logits), rtol=1e-4, atol=1e-4)
+    beams = model.generate(TOKENS, **options, num_beams=3)
+    assert torch.equal(beams, model.generate(TOKENS, **options, num_beams=3, use_cache=False))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "cohere"])
+def test_left_padding_changes_nothing(kind):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4), "alibi"]))
+    mask = torch.ones_like(TOKENS)
+    mask[0, :6] = 0
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    both = model.generate(TOKENS, attention_mask=mask, **options)
+    for row, first in ((0, 6), (1, 0)):
+        tokens = TOKENS[row : row + 1, first:]
+        alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+        assert torch.equal(alone[0], both[row, first:])
+
+
+@pytest.mark.parametrize(("kind", "keep_rope"), [("llama", True), ("llama", False), ("gpt2", True), ("qwen3", True)])
+def test_save_and_load(kind, keep_rope, tmp_path):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4), "kerple"], keep_rope=keep_rope))
+    model.save_pretrained(tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".safetensors"]
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, dtype="auto")
+    assert not any(info.values()), info
+    assert type(loaded) is type(model)
+    assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+    loaded.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float64)
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+    with raises("not_computed", argument="attn_implementation"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+
+
+def test_transformers_alone_refuses_a_converted_model(tmp_path):
+    """It would load the model without its encodings."""
+    convert(llama(), [CoPE(p_max=4)]).save_pretrained(tmp_path)
+    code = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "cope_sweep_converted" in done.stderr
+
+
+def test_a_copy_is_independent():
+    model = randomise(convert(llama(), [CoPE(p_max=4)]))
+    other = copy.deepcopy(model)
+    assert torch.equal(other(TOKENS).logits, model(TOKENS).logits)
+    with torch.no_grad():
+        other.model.layers[0].self_attn.positions.position[0].of_layer(0)["e"].zero_()
+    assert not torch.equal(other(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_layers_that_have_the_encoding():
+    model = convert(llama(), [CoPE(p_max=4, layers=(1,))])
+    counts = [len(layer.self_attn.positions.position) for layer in model.model.layers]
+    assert counts == [0, 1]
+
+
+def test_rope_for_a_model_without():
+    model = gpt2()
+    before = model(TOKENS).logits
+    assert not torch.equal(convert(model, [RoPE()])(TOKENS).logits, before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_every_parameter_has_a_gradient(kind):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4), "kerple"])).train()
+    mask = torch.ones_like(TOKENS)
+    mask[0, :6] = 0
+    model(TOKENS, attention_mask=mask, labels=TOKENS.where(mask == 1, -100)).loss.backward()
+    assert [name for name, x in model.named_parameters() if x.grad is None or not x.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer_for_ten_steps(tmp_path, checkpointing):
+    model = convert(llama().float(), [CoPE(p_max=4)])
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(1, 50, (40, 12))]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=10,
+        per_device_train_batch_size=4,
+        learning_rate=0.05,
+        report_to=[],
+        use_cpu=True,
+        gradient_checkpointing=checkpointing,
+        save_steps=10,
+        disable_tqdm=True,
+    )
+    table = model.model.layers[0].self_attn.positions.position[0].of_layer(0)["e"]
+    result = transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    assert result.global_step == 10
+    assert table.abs().max() > 0
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
+    assert torch.equal(saved(TOKENS).logits, model.eval()(TOKENS).logits)
+
+
+def test_an_adapter_of_peft(tmp_path):
+    model = convert(llama().float(), [CoPE(p_max=4)])
+    with torch.no_grad():
+        model.model.layers[0].self_attn.positions.position[0].of_layer(0)["e"].normal_()
+    before = model(TOKENS).logits
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["positions"], task_type="CAUSAL_LM")
+    )
+    torch.testing.assert_close(adapted(TOKENS).logits, before)
+    trained = {name for name, x in adapted.named_parameters() if x.requires_grad}
+    assert any("lora_A" in name for name in trained)
+    assert any("positions" in name for name in trained)
+    adapted(TOKENS, labels=TOKENS).loss.backward()
+    assert [name for name, x in adapted.named_parameters() if x.requires_grad and x.grad is None] == []
+
+
+def test_bfloat16():
+    exact = randomise(convert(llama(initializer_range=0.05), [CoPE(p_max=4)]))
+    with torch.no_grad():
+        difference = (copy.deepcopy(exact).bfloat16()(TOKENS).logits.double() - exact(TOKENS).logits).abs().mean()
+        assert difference < 0.03 * exact(TOKENS).logits.abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "encodings", "options", "code", "data"),
+    [
+        (lambda: of_kind("bloom"), ["cope"], {}, "no_attention_hook", {"model": "BloomForCausalLM"}),
+        (lambda: of_kind("gpt_neo", num_layers=2, attention_types=[[["global"], 2]]), ["cope"], {}, "no_attention_hook", {"model": "GPTNeoForCausalLM"}),
+        (lambda: of_kind("mistral", sliding_window=8), ["cope"], {}, "sliding_window", {"model": "MistralForCausalLM"}),
+        (lambda: of_kind("gptj"), ["cope"], {}, "not_computed", {"model": "GPTJForCausalLM"}),
+        (lambda: llama().model, ["cope"], {}, "not_a_causal_model", {"model": "LlamaModel"}),
+        (llama, ["fox"], {}, "missing_argument", {"argument": "hidden", "kind": "fox"}),
+        (llama, ["path"], {}, "missing_argument", {"argument": "hidden", "kind": "path"}),
+        (llama, ["darope"], {}, "missing_argument", {"argument": "hidden", "kind": "darope"}),
+        (llama, ["short_convolution"], {}, "missing_argument", {"argument": "q", "kind": "short_convolution"}),
+        (llama, ["absolute"], {}, "not_in_attention", {"kind": "absolute"}),
+        (llama, ["t5"], {}, "shared_by_layers", {"key": "t5.share_layers"}),
+        (gpt2, ["cope"], {"keep_rope": False}, "no_rope", {"model": "GPT2LMHeadModel"}),
+        (llama, [CoPE(rotated_query=True)], {"keep_rope": False}, "invalid_value", {"key": "cope.rotated_query"}),
+        (lambda: convert(llama(), ["cope"]), ["cope"], {}, "already_converted", {"model": "LlamaForCausalLM"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_what_cannot_be_converted(make, encodings, options, code, data):
+    model = make()
+    with raises(code, **data):
+        convert(model, encodings, **options)
+
+
+def test_a_refused_model_is_as_it_was():
+    model = llama()
+    before = model(TOKENS).logits
+    with raises("invalid_value", key="cope.rotated_query"):
+        convert(model, [CoPE(rotated_query=True)], keep_rope=False)
+    with raises("invalid_value", key="cope.layers"):
+        convert(model, [CoPE(layers=(7,))])
+    assert torch.equal(model(TOKENS).logits, before)
+    assert not [module for module in model.modules() if hasattr(module, "positions")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"position_ids": torch.arange(17)[None].expand(2, -1) % 9}, "mask_function"),
+        ({"attention_mask": torch.ones(2, 1, 17, 17, dtype=torch.bool)}, "attention_mask"),
+    ],
+)
+def test_attention_that_is_not_computed_is_refused(arguments, argument):
+    model = convert(llama(), [CoPE(p_max=4)])
+    with raises("not_computed", argument=argument):
+        model(TOKENS, use_cache=False, **arguments)
+
+
+def test_a_static_cache_is_refused():
+    model = convert(llama(), [CoPE(p_max=4)])
+    with pytest.raises(InvalidValue):
+        model.generate(TOKENS, max_new_tokens=2, cache_implementation="static", disable_compile=True)
+
+
+def test_a_model_that_was_not_converted_is_named():
+    model = llama()
+    model.set_attn_implementation("cope_sweep")
+    with raises("not_converted"):
+        model(TOKENS)
+
+
+def test_nothing_else_imports_transformers():
+    code = (
+        "import sys, cope_sweep, cope_sweep.nn, cope_sweep.inference, cope_sweep.cli.application\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('transformers', 'accelerate', 'peft')])"
+    )
+    assert json.loads(subprocess.check_output([sys.executable, "-c", code], text=True)) == []
+
+
+def test_a_missing_package_is_named():
+    code = "import sys; sys.modules['transformers'] = None; import cope_sweep.hf"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "cope-sweep[hf]" in done.stderr
