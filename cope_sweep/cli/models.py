@@ -1,4 +1,4 @@
-"""The commands that ask a trained model: `perplexity` and `probe`. They import torch, numpy and matplotlib on use."""
+"""The commands that take a trained model: `perplexity`, `export`, `probe`. They import torch and more on use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -115,6 +115,48 @@ def perplexity(
             f"that the task trains ({fixed(values['bits_per_token'], 4)} bits per token)"
         )
     make_console().print(line, soft_wrap=True)
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+
+
+def export(
+    run_or_folder: CheckpointArg,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write: a new one, or an empty one.")],
+    form: Annotated[
+        Literal["hf"], typer.Option("--format", help="hf: a model of Hugging Face transformers.", show_default=True)
+    ] = "hf",
+    scale: Scale = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Write a finished run's model for other programs: its weights (safetensors), its configuration, its tokenizer.
+
+    After `import cope_sweep.hf`, `AutoModelForCausalLM.from_pretrained` of Hugging Face transformers loads the folder.
+    It needs `pip install 'cope-sweep[hf]'`.
+
+    Example: `cope-sweep export quickstart/CoPE --format hf --output model`
+    """
+    from cope_sweep.cli.files import open_queries
+
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(
+            f"{output} exists; name a new folder, or empty this one", code="output_exists", file=str(output)
+        )
+    # Before the import of torch, which takes seconds.
+    folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale, sets)
+    try:
+        from cope_sweep.hf import export as export_model
+    except ModuleNotFoundError as error:
+        raise UserError(str(error), code="missing_package", package=error.name, format=form) from error
+    export_model(folder, output)
+    if as_json:
+        print_json({"format": form, "output": str(output), "files": sorted(path.name for path in output.iterdir())})
+        return
+    make_console().print(f"wrote {escaped(str(output))}", soft_wrap=True)
 
 
 def _checkpoint(named: str, queries: Queries, scale: str | None, sets: Sequence[str]) -> Path:

@@ -25,7 +25,7 @@ LEAVES = sorted(
 
 def test_the_commands():
     own = {
-        "best", "delete", "diff", "figure", "list", "logs", "perplexity", "plan", "probe", "prune", "report", "retry", "run", "runs", "schema",
+        "best", "delete", "diff", "export", "figure", "list", "logs", "perplexity", "plan", "probe", "prune", "report", "retry", "run", "runs", "schema",
         "status", "stop", "store", "submit", "sync", "table",
     }  # fmt: skip
     assert set(COMMANDS) == own | {"serve", "bench"}  # the last two are entry points of other packages
