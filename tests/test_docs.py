@@ -373,7 +373,21 @@ def test_every_python_example_is_run_by_a_test():
         "docs/how-to/own-encoding.md": 2,  # test_the_encoding_of_the_guide_trains, tests/testing/test_contracts.py
         "docs/how-to/own-task.md": 2,  # the same
         "docs/how-to/trackers.md": 2,  # tests/test_notebook.py
+        "docs/how-to/your-own-model.md": 3,  # test_the_code_for_a_model_of_your_own
     }
+
+
+@pytest.mark.slow
+def test_the_code_for_a_model_of_your_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = code_blocks(read("docs/how-to/your-own-model.md"), "python")
+    for block in blocks:
+        exec(block, names)
+    q, k, v, attention = (names[name] for name in ("q", "k", "v", "attention"))
+    torch.testing.assert_close(torch.cat((names["start"], names["token"]), dim=2), attention(q, k, v))
+    table = names["model"].model.layers[0].self_attn.positions.position[0].of_layer(0)["e"]
+    assert table.shape == (64, 8)
 
 
 def test_texts_of_the_guide_are_valid_tasks(tmp_path):
