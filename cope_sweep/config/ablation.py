@@ -288,8 +288,8 @@ class Metric(Frozen):
 
     name: MetricName = Field(
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Or the "
-        "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Or the change "
-        "from one context to another, `test/perplexity@128..512`: of perplexities, their quotient. Or "
+        "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Or the "
+        "change from one context to another, `test/perplexity@128..512`: of perplexities, their quotient. Or "
         "`steps_until/METRIC`: the steps until METRIC, another column, is `learned`; all steps if it never is. Runs "
         "without it, of another task for example, have an empty cell."
     )

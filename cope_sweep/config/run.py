@@ -19,13 +19,14 @@ from pydantic import (
     model_validator,
 )
 
+from cope_sweep.config.keys import ENCODINGS_KEY, is_below, is_field
 from cope_sweep.errors import InvalidValue
 from cope_sweep.families import GPT2, AnyFamily, ModelSizes
 from cope_sweep.frozen import Amount, Count, Frozen, Positive
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
 from cope_sweep.registry import Kind
-from cope_sweep.tasks import VALIDATION, AnyTask
+from cope_sweep.tasks import TASKS, VALIDATION, AnyTask
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -98,7 +98,7 @@ def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str,
 
 
 def with_means(points: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """The points, and those of means and changes of metrics (`frozen.metric_parts`) at the steps where all parts were logged."""
+    """The points, and those of computed metrics (`frozen.metric_parts`) at the steps where all parts were logged."""
     import pandas as pd
 
     frames, place = [points], ["row", "run_id", "step"]
