@@ -65,7 +65,7 @@ class Service(FastAPI):
             title="cope-sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
         )
         self.settings, self.always_asks_keys = settings, always_asks_keys
-        self.components = self.state.components = _components(settings)
+        self.components = self.state.components = components_of(settings)
         self.documents = documents_folder(settings.ablations)
         self.metrics = AppMetrics(self.components, lambda: self.components.queries.store)
         install_error_handlers(self, settings.hide_folders)
@@ -87,7 +87,7 @@ class Service(FastAPI):
         return super().openapi()
 
 
-def _components(settings: Settings) -> Components:
+def components_of(settings: Settings) -> Components:
     files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.hide_folders)
     queries = Queries(open_store(settings.store, index=settings.index or None), files, links=True, max_rows=MAX_ROWS)
     work = work_queues(settings.limits)

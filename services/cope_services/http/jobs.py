@@ -61,7 +61,7 @@ class SweepJobs:
 
     def preview(self, request: SweepRequest) -> PlanCost:
         """The cost of a sweep. Raises InvalidError, NotFoundError."""
-        _, _, plan = self._planned(request)
+        _, _, plan = self.planned(request)
         left_out = {*ENDED, *request.leave_out}
         return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
 
@@ -82,7 +82,7 @@ class SweepJobs:
             raise InvalidError(f"spec: {TOO_LARGE}", code="too_large") from error
         if (previous := self._previous(sweep_id, digest)) is not None:
             return previous
-        loaded, text, plan = self._planned(request)
+        loaded, text, plan = self.planned(request)
         cluster = self._cluster()
         submission = new_submission(
             loaded,
@@ -199,7 +199,7 @@ class SweepJobs:
         check_cluster(cluster)
         return cluster
 
-    def _planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
+    def planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
         """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
         file_plan: Plan | None = None
         files = self.queries.files

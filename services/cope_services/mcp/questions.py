@@ -1,0 +1,247 @@
+"""The tools that read: one for each question in `QUESTIONS`, and perplexity and probes of models.
+
+To offer another question to agents, add a line to `QUESTIONS`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from inspect import getdoc
+from typing import Annotated, Any, ClassVar
+
+from anyio.to_thread import run_sync
+from mcp_types import ContentBlock, ImageContent, TextContent
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from cope_services.http.components import Components
+from cope_services.mcp.answers import markdown, page, table_lines
+from cope_services.models.perplexity import compare
+from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims
+from cope_sweep.api.figures import GetFigure
+from cope_sweep.api.question import Committed, Question
+from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
+from cope_sweep.api.runs import GetDiff, ListRuns
+from cope_sweep.api.sweeps import GetSweep, ListSweeps
+from cope_sweep.api.tables import GetTable
+from cope_sweep.read.queries import Queries
+from cope_sweep.store import RunPage
+
+Start = Annotated[
+    int, Field(ge=0, le=1 << 31, description="The first line of the answer to return: `next` of the page before.")
+]
+
+
+def text_page(lines: Sequence[str], start: int = 0, after: str = "") -> list[ContentBlock]:
+    """A page of an answer, as the content of a result."""
+    return [TextContent(text=page(lines, start, after))]
+
+
+class Tool:
+    """A tool: its name, its description for the model that chooses it, its arguments, and what it answers."""
+
+    name: str
+    description: str
+    arguments: type[BaseModel]
+    trains: ClassVar[bool] = False
+    """Whether it starts or stops training: it needs `--allow-training`."""
+
+    async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
+        """The answer to arguments that have been validated. Raises UserError."""
+        raise NotImplementedError
+
+
+def arguments_of(
+    model: type[BaseModel], hidden: Sequence[str] = (), further: Mapping[str, Any] = {}
+) -> type[BaseModel]:
+    """The fields of a question or a request that an agent may give, and further ones: name → type and default."""
+    fields = {name: field for name, field in model.model_fields.items() if name not in hidden}
+    definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    return create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **definitions, **further)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+class Asked(Tool):
+    """A question as a tool: its description, its limits, and its answer in Markdown."""
+
+    def __init__(
+        self, question: type[Question[Any]], shown: Sequence[str] = (), hidden: Sequence[str] = (), *, committed: bool
+    ) -> None:
+        """Create the tool.
+
+        Args:
+            question: The question.
+            shown: The fields of the answer to show; none: all.
+            hidden: Fields of the question that agents do not need, such as options of LaTeX.
+            committed: Whether it may be asked of the results that come with the ablation files.
+        """
+        self.question, self.shown = question, shown
+        self.name = re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower()  # as the operation in OpenAPI
+        self.description = getdoc(question) or ""
+        further: dict[str, Any] = {"committed": (Committed, False)} if committed else {}
+        self.arguments = arguments_of(question, hidden, {**further, "start": (Start, 0)})
+
+    async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
+        fields = {name: value for name, value in arguments if name in self.question.model_fields}
+        queries = components.committed if getattr(arguments, "committed", False) else components.queries
+        async with components.work[self.question.WORK].slot():
+            return await run_sync(self.content, queries, self.question(**fields), arguments.start)
+
+    def content(self, queries: Queries, question: Any, start: int) -> list[ContentBlock]:
+        """The answer of a store to the question, from a line on. It blocks."""
+        return text_page(markdown(queries.ask(question), self.shown), start)
+
+
+class AskedTable(Asked):
+    """The table in Markdown; below it the verdicts, compared with the ablation's reference if no other row is named."""
+
+    def content(self, queries: Queries, question: GetTable, start: int) -> list[ContentBlock]:
+        if question.compare is None:
+            detail = queries.ask(GetAblation(name=question.name, scale=question.scale, set=question.set))
+            question = question.model_copy(update={"compare": detail.reference})
+        text = queries.ask(question.model_copy(update={"format": "markdown"})).decode()
+        return text_page(_without_padding(text).splitlines(), start)
+
+
+class AskedRuns(Asked):
+    """Runs as a table. Their metrics are shown if the question chooses them, so that a page has no wall of numbers."""
+
+    FIELDS = ("run_id", "status", "ablations", "row", "seed", "step", "steps", "message")
+
+    def content(self, queries: Queries, question: ListRuns, start: int) -> list[ContentBlock]:
+        chosen = question.fields or list(self.FIELDS[2:])
+        answer: RunPage = queries.ask(question.model_copy(update={"fields": chosen}))
+        after = f"next: offset={answer.next}" if answer.next is not None else ""
+        runs = [run.model_dump(mode="json", exclude_unset=True) for run in answer.runs]
+        columns = list(
+            dict.fromkeys(name for run in runs for name, value in run.items() if value not in (None, [], {}))
+        )
+        table = table_lines(columns, [[run.get(name) for name in columns] for run in runs]) if runs else []
+        return text_page([f"total: {answer.total}", "", *table], start, after)
+
+
+class AskedFigure(Asked):
+    """The figure as a PNG image, or with `format` csv the data behind it."""
+
+    def content(self, queries: Queries, question: GetFigure, start: int) -> list[ContentBlock]:
+        if question.format == "csv":
+            return text_page(queries.ask(question).decode().splitlines(), start)
+        image = queries.ask(question.model_copy(update={"format": "png"}))
+        return [ImageContent(data=base64.b64encode(image).decode(), mime_type="image/png")]
+
+
+def _without_padding(text: str) -> str:
+    """Markdown whose tables are not aligned: agents pay for spaces and dashes."""
+    rows = re.sub(r"(?m)^\|.*$", lambda row: re.sub(r" +", " ", row[0]), text)
+    return re.sub(r"(?m)^\|[|: -]+$", lambda row: f"|{'---|' * (row[0].count('|') - 1)}", rows)
+
+
+LATEX = ("stars", "group", "caption", "label", "notes")
+QUESTIONS: tuple[Asked, ...] = (
+    Asked(
+        ListAblations,
+        ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error"),
+        committed=True,
+    ),
+    AskedTable(GetTable, hidden=("format", "runs", *LATEX), committed=True),
+    Asked(
+        ListClaims,
+        ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis"),
+        committed=True,
+    ),
+    AskedFigure(GetFigure, hidden=("size",), committed=True),
+    Asked(GetMissing, ("missing", "command", "rows", "row", "runs"), committed=False),
+    AskedRuns(ListRuns, committed=False),
+    Asked(GetDiff, committed=False),
+    Asked(
+        ListSweeps,
+        ("total", "sweeps", "sweep_id", "ablation", "scale", "sets", "status", "runs", "counts"),
+        committed=False,
+    ),
+    Asked(
+        GetSweep,
+        (
+            "sweep_id", "ablation", "title", "scale", "sets", "status", "runs", "counts", "notes", "error", "members",
+            "run_id", "row", "seed", "step", "steps", "message",
+        ),
+        committed=False,
+    ),
+)  # fmt: skip
+"""The questions that agents can ask. Without `shown`, an answer is shown whole."""
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+class AskedPerplexity(Tool):
+    """The perplexity of sequences under models, in total: per-token numbers would fill a context."""
+
+    name = "perplexity"
+    description = (
+        "Perplexity of token ids or texts under one or several models, in total. A model is a run, or the best run of "
+        "a row."
+    )
+
+    def __init__(self) -> None:
+        self.arguments = arguments_of(
+            PerplexityRequest, ("log_probabilities", "token_labels", "top"), {"start": (Start, 0)}
+        )
+
+    async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
+        request = PerplexityRequest(**{name: value for name, value in arguments if name != "start"})
+        answer = PerplexityComparison.model_validate_json(await compare(components, request))
+        rows = []
+        for model in answer.results:
+            text = model.total.text
+            rows.append(
+                [model.run_id, model.total.perplexity, model.total.bits_per_token, model.total.tokens,
+                 text and text.word_perplexity, text and text.bits_per_byte, model.scored]
+            )  # fmt: skip
+        columns = ("run", "perplexity", "bits per token", "scored tokens", "per word", "bits per byte", "scored")
+        return text_page(table_lines(columns, rows), arguments.start)
+
+
+class AskedProbe(Tool):
+    """Statistics of the gates of each head on one sequence."""
+
+    name = "probe"
+    description = (
+        "How the gates of each head of a finished run's model tell marked tokens from the others, on one sequence: "
+        "mean gate of both, AUC and share. With `image`, heatmaps of at most 8 heads as well; choose them by `layers` "
+        "and `heads`."
+    )
+
+    def __init__(self) -> None:
+        further = {
+            "run": (Annotated[str, Field(max_length=700, description="A run's id or its first digits.")], ...),
+            "image": (Annotated[bool, Field(description="Also draw the heads.")], False),
+            "start": (Start, 0),
+        }
+        self.arguments = arguments_of(ProbeRequest, ("matrices",), further)
+
+    async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
+        fields = {name: value for name, value in arguments if name in ProbeRequest.model_fields}
+        predictor = await components.predictor(arguments.run)
+        answer = await components.predictors.probe(predictor, ProbeRequest(**fields, matrices=[]), "json")
+        probed = ProbeResponse.model_validate_json(answer)
+        rows = [
+            [head.layer, head.head, encoding.kind, mark, found.on, found.off, found.auc, found.share]
+            for head in probed.heads
+            for encoding in head.encodings
+            for mark, found in encoding.marks.items()
+        ]
+        lines = [f"run: {probed.run_id}", f"tokens: {json.dumps(probed.labels[:64], ensure_ascii=False)}", ""]
+        columns = ("layer", "head", "encoding", "mark", "gate on", "gate off", "AUC", "share")
+        lines += table_lines(columns, rows) if rows else ["no encoding of this model has gates"]
+        content = text_page(lines, arguments.start)
+        if arguments.image:
+            image = await components.predictors.probe(predictor, ProbeRequest(**fields), "png")
+            content.append(ImageContent(data=base64.b64encode(image).decode(), mime_type="image/png"))
+        return content
+
+
+MODEL_TOOLS: tuple[Tool, ...] = (AskedPerplexity(), AskedProbe())

@@ -1,0 +1,150 @@
+"""The SDK's own client against the server: in this process, and over both transports."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from cope_services.mcp.answers import MAX_TOKENS, token_bound
+from cope_services.mcp.questions import QUESTIONS
+from cope_services.mcp.server import AgentServer
+from mcp import Client
+from mcp_types import ImageContent
+
+from tests.helpers.sample_store import CLAIM, TINY, SampleStore
+from tests.services.mcp.agents import agent_server, answer, call, over_http, over_stdio, with_client
+
+READING = {"perplexity", "probe", "check", "plan", "wait", *(asked.name for asked in QUESTIONS)}
+
+
+@pytest.fixture(scope="module")
+def server(sample: SampleStore) -> AgentServer:
+    return agent_server(sample)
+
+
+async def _first_questions(client: Client) -> tuple[set[str], str, str]:
+    """Tools, a table, and the first resource."""
+    tools = await client.list_tools()
+    table = await client.call_tool("get_table", {"name": "tiny"})
+    resource = await client.read_resource("cope-sweep://encodings")
+    return {tool.name for tool in tools.tools}, table.content[0].text, resource.contents[0].text
+
+
+def _check_first(found: tuple[set[str], str, str]) -> None:
+    tools, table, encodings = found
+    assert tools == READING
+    assert "| CoPE |" in table
+    assert "| verdict |" in table
+    assert "| cope |" in encodings
+
+
+@pytest.mark.slow
+def test_over_standard_input_and_output(sample: SampleStore) -> None:
+    _check_first(with_client(over_stdio(sample), _first_questions))
+
+
+@pytest.mark.slow
+def test_over_http(sample: SampleStore) -> None:
+    with over_http(sample) as address:
+        _check_first(with_client(address, _first_questions))
+
+
+def test_every_tool_says_what_it_does_and_what_its_arguments_mean(server: AgentServer) -> None:
+    tools = with_client(server.server, lambda client: client.list_tools()).tools
+    for tool in tools:
+        assert len(tool.description or "") > 40, tool.name
+        for name, schema in tool.input_schema["properties"].items():
+            is_plain = name in ("scale", "tokens", "n")  # their names say it
+            assert schema.get("description") or is_plain, (tool.name, name)
+    assert token_bound(json.dumps([tool.model_dump(exclude_none=True) for tool in tools])) < 12_000
+
+
+def test_a_question_has_its_own_limits(server: AgentServer) -> None:
+    tools = {tool.name: tool for tool in with_client(server.server, lambda client: client.list_tools()).tools}
+    limit = tools["list_runs"].input_schema["properties"]["limit"]
+    assert (limit["minimum"], limit["maximum"]) == (1, 1000)
+    assert "format" not in tools["get_table"].input_schema["properties"]
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "list_ablations": {},
+    "get_table": {"name": "tiny"},
+    "list_claims": {},
+    "get_missing": {"name": "tiny"},
+    "list_runs": {"ablation": "tiny", "fields": ["status", "metrics"]},
+    "list_sweeps": {},
+    "check": {"text": TINY, "name": "other"},
+    "plan": {"ablation": "tiny"},
+}
+
+
+@pytest.mark.parametrize("tool", ARGUMENTS)
+def test_answers_fit_a_context(server: AgentServer, tool: str) -> None:
+    assert 0 < token_bound(answer(server, tool, **ARGUMENTS[tool])) <= MAX_TOKENS
+
+
+def test_two_runs(server: AgentServer, sample: SampleStore) -> None:
+    left, right = sample.ids[:2]
+    told = answer(server, "get_diff", left=left, right=right)
+    assert f"left: {left}" in told
+    assert "| metric |" in told
+
+
+def test_pages_of_runs_are_the_questions_own(server: AgentServer) -> None:
+    assert answer(server, "list_runs", limit=1).endswith("next: offset=1")
+    assert not answer(server, "list_runs", limit=1, offset=2).count("next:")
+
+
+def test_a_figure_is_an_image(server: AgentServer) -> None:
+    (content,) = call(server, "get_figure", name="tiny", figure="curves").content
+    assert isinstance(content, ImageContent)
+    assert base64.b64decode(content.data).startswith(b"\x89PNG")
+
+
+def test_models(server: AgentServer, sample: SampleStore) -> None:
+    run_id = sample.ids[0]
+    told = answer(server, "perplexity", models=[run_id], tokens=[[14, 3, 14, 7, 15, 3, 7]])
+    assert told.count(run_id) == 1
+    probed = call(server, "probe", run=run_id, tokens=[14, 3, 14, 7, 15, 3, 7], image=True)
+    assert not probed.is_error
+    assert [content.type for content in probed.content] == ["text", "image"]
+
+
+def test_a_check_names_line_key_and_what_is_meant(server: AgentServer) -> None:
+    told = answer(
+        server,
+        "check",
+        text=TINY.replace("model.position:", "model.posiion:").replace("dim: 8", "dmi: 8"),
+        name="other",
+    )
+    assert "invalid" in told
+    assert "other:6: base.model.dmi" in told
+    assert "did you mean 'dim'" in told
+
+
+def test_a_check_says_when_no_difference_could_be_significant(server: AgentServer) -> None:
+    told = answer(server, "check", text=TINY, name="other")
+    assert "valid: 2 rows × 2 seeds = 4 runs" in told
+    assert "too few seeds" in told
+    assert "no claims" in told
+    enough = answer(server, "check", text=(TINY + CLAIM).replace("[0, 1]", "[0, 1, 2, 3, 4]"), name="other")
+    assert "too few seeds" not in enough
+    assert "no claims" not in enough
+
+
+def test_resources(server: AgentServer) -> None:
+    listed = {str(each.uri) for each in with_client(server.server, lambda client: client.list_resources()).resources}
+    assert {"cope-sweep://schema", "cope-sweep://encodings", "cope-sweep://tasks"} <= listed
+
+    def read(uri: str) -> str:
+        result = with_client(server.server, lambda client: client.read_resource(uri))
+        return result.contents[0].text
+
+    assert json.loads(read("cope-sweep://schema"))["properties"]["base"]
+    assert "p_max" in read("cope-sweep://encodings/cope")
+    assert "p_ignore" in read("cope-sweep://tasks/flip_flop")
+    assert read("cope-sweep://ablations/tiny").startswith("title: Selective copy")
+    for uri in listed - {"cope-sweep://schema"}:
+        assert token_bound(read(uri)) <= MAX_TOKENS
