@@ -182,6 +182,21 @@ def data(as_json: JsonOpt = False, keep: Keep = None) -> None:
     _measure("data", (), as_json, keep)
 
 
+@app.command()
+def agents(
+    as_json: JsonOpt = False,
+    keep: Keep = None,
+    searches: Annotated[int, typer.Option("--searches", min=1, help="Simulated searches of each kind.")] = 20,
+) -> None:
+    """Measure by which rule a scripted agent finds what is better: one seed, a better mean, or our verdict.
+
+    Takes seconds, trains nothing and asks no language model: runs are drawn from committed results.
+
+    Example: `cope-sweep bench agents --searches 200`
+    """
+    _measure("agents", (searches,), as_json, keep)
+
+
 def limit_to_avx2() -> None:
     """Let torch, the libraries of its matrix products, and the native kernels use no better instructions than AVX2.
 
