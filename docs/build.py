@@ -5,6 +5,9 @@
 Each file keeps its place, so a link that works in the repository works on the site. A link that leads nowhere, or to a
 heading that does not exist, is an error. The search of the site finds the home page and the guide; developers' pages
 and reports of results are reached by links.
+
+For language models, the site also has the pages of the guide in Markdown, a list of them (llms.txt, as on
+https://llmstxt.org), and all of them in one file (llms-full.txt).
 """
 
 import os
@@ -14,7 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "docs" / "zensical.toml"
@@ -56,6 +62,51 @@ def is_searched(path: Path) -> bool:
     return path == Path("README.md") or path.parts[0] == "docs"
 
 
+def guide() -> list[Path]:
+    """The home page and the pages of the guide, in the order of the navigation."""
+
+    def leaves(entry: Any) -> Iterator[Path]:
+        if isinstance(entry, str):
+            yield Path(entry)
+        else:
+            for inner in entry.values() if isinstance(entry, dict) else entry:
+                yield from leaves(inner)
+
+    navigation = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["nav"]
+    return [path for path in leaves(navigation) if is_searched(path)]
+
+
+def without_front_matter(page: str) -> str:
+    """The text of a page, from its first heading."""
+    return re.sub(r"\A---\n.*?^---\n+", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def outline(page: str) -> tuple[str, str]:
+    """The title of a page, and its first sentence, without links and other marks."""
+    text = without_front_matter(page)
+    title = re.search(r"^# (.+)$|<h1[^>]*>(.+?)</h1>", text, re.MULTILINE)
+    paragraphs = re.sub(r"^```.*?^```|^<.*?$", "", text, flags=re.DOTALL | re.MULTILINE).split("\n\n")
+    plain = (" ".join(part.split()) for part in paragraphs if re.match(r"\s*[\w*`\[]", part))
+    sentence = re.split(r"(?<=[.:])\s", re.sub(r"!?\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", next(plain, "")))[0]
+    return "".join(title.groups("")) if title else "", sentence.rstrip(":")
+
+
+def write_for_models(site: Path) -> None:
+    """Write the pages of the guide in Markdown, llms.txt and llms-full.txt into the site."""
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in guide()}
+    for path, text in texts.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text, encoding="utf-8")
+    outlines = {path: outline(text) for path, text in texts.items()}
+    lines = [f"- [{title or path.stem}]({path.as_posix()}): {sentence}" for path, (title, sentence) in outlines.items()]
+    description = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["site_description"]
+    head = f"# cope-sweep\n\n> {description}\n\n"
+    listed = f"{head}## Pages\n\n" + "\n".join(lines) + "\n\n## All in one file\n\n- [llms-full.txt](llms-full.txt)\n"
+    (site / "llms.txt").write_text(listed, encoding="utf-8")
+    parts = [f"<!-- {path.as_posix()} -->\n\n{without_front_matter(text).strip()}\n" for path, text in texts.items()]
+    (site / "llms-full.txt").write_text(head + "\n".join(parts), encoding="utf-8")
+
+
 def build(site: Path) -> None:
     """Build the site into a folder, which is replaced. Raises CalledProcessError for a link that leads nowhere."""
     with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +122,7 @@ def build(site: Path) -> None:
         subprocess.run(command, cwd=project, check=True)
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(project / "site", site)
+    write_for_models(site)
 
 
 if __name__ == "__main__":

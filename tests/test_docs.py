@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from cope_benchmarks.command import app as bench
+from cope_services.http.settings import Settings
+from cope_services.mcp.server import AgentServer
+from cope_services.mcp.training import Allowance
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -223,6 +226,48 @@ def test_the_search_finds_the_guide_and_not_what_is_for_developers(site):
     guide = {re.sub(r"README\.md$|\.md$", ".html", name).replace("/.html", "/index.html") for name in PAGES}
     assert found == {"index.html", *guide}
     assert (site / "ablations/results/flip_flop.html").exists()
+
+
+@pytest.mark.slow
+def test_language_models_find_every_page_of_the_guide_in_a_list_and_in_one_file(site):
+    listed = re.findall(r"^- \[(.+?)\]\((.+?)\)", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {path for _, path in listed} == {"README.md", *PAGES, "llms-full.txt"}
+    whole = (site / "llms-full.txt").read_text(encoding="utf-8")
+    for title, path in listed:
+        assert len(title) > 2, path
+        assert (site / path).is_file()
+    for name in PAGES:
+        assert f"<!-- {name} -->" in whole
+    assert build.outline(read("docs/how-to/serve.md"))[0] == "The web page and the REST service"
+
+
+def test_the_skill_is_a_page_and_says_when_to_use_it():
+    skill = read("docs/skills/cope-sweep/SKILL.md")
+    front = re.match(r"---\nname: cope-sweep\ndescription: (.+)\n---\n", skill)
+    assert front is not None
+    assert "Use when" in front[1]
+    assert len(skill) < 5_000
+
+
+def test_every_tool_of_the_server_for_agents():
+    tools = AgentServer(Settings(ablations=ROOT / "ablations"), Allowance(1, 1.0)).tools
+    page = read("docs/how-to/agents.md")
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    assert documented == set(tools)
+    named = set(
+        re.findall(r"`(get_\w+|list_\w+|check|plan|run|wait|stop|probe)`", read("docs/skills/cope-sweep/SKILL.md"))
+    )
+    assert named <= set(tools)
+
+
+@pytest.mark.parametrize("name", ["docs/how-to/agents.md", "tests/benchmarks/README.md"])
+def test_the_measured_searches_of_agents_are_quoted(name):
+    rows = json.loads(read("tests/benchmarks/results/agents.json"))["rows"]
+    quoted = re.findall(
+        r"^\| .*?: .*? \| (\d+)(?:/20)? \(.*?\) \| (?:(\d+)(?:/20)? \(.*?\)|–) \| \d+ \|$", read(name), re.MULTILINE
+    )
+    expected = [(row["counts"]["false"], row["counts"]["missed"]) for row in rows.values()]
+    assert [(int(false), int(missed or 0)) for false, missed in quoted] == expected
 
 
 @pytest.mark.slow
