@@ -87,8 +87,8 @@ def outline(page: str) -> tuple[str, str]:
     title = re.search(r"^# (.+)$|<h1[^>]*>(.+?)</h1>", text, re.MULTILINE)
     paragraphs = re.sub(r"^```.*?^```|^<.*?$", "", text, flags=re.DOTALL | re.MULTILINE).split("\n\n")
     plain = (" ".join(part.split()) for part in paragraphs if re.match(r"\s*[\w*`\[]", part))
-    sentence = re.split(r"(?<=[.:])\s", re.sub(r"!?\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", next(plain, "")))[0]
-    return "".join(title.groups("")) if title else "", sentence.rstrip(":")
+    sentence = re.split(r"(?<=[.:])\s", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", next(plain, "")))[0]
+    return "".join(title.groups("")) if title else "", sentence.replace("**", "").rstrip(":")
 
 
 def write_for_models(site: Path) -> None:
@@ -98,7 +98,9 @@ def write_for_models(site: Path) -> None:
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text, encoding="utf-8")
     outlines = {path: outline(text) for path, text in texts.items()}
-    lines = [f"- [{title or path.stem}]({path.as_posix()}): {sentence}" for path, (title, sentence) in outlines.items()]
+    lines = [
+        f"- [{title}]({path.as_posix()}){sentence and f': {sentence}'}" for path, (title, sentence) in outlines.items()
+    ]
     description = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["site_description"]
     head = f"# cope-sweep\n\n> {description}\n\n"
     listed = f"{head}## Pages\n\n" + "\n".join(lines) + "\n\n## All in one file\n\n- [llms-full.txt](llms-full.txt)\n"

@@ -23,9 +23,9 @@ from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, Lis
 from cope_sweep.api.figures import GetFigure
 from cope_sweep.api.question import Committed, Question
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
-from cope_sweep.api.runs import GetDiff, ListRuns
+from cope_sweep.api.runs import GetDiff, ListRuns, ListTried, Tried
 from cope_sweep.api.sweeps import GetSweep, ListSweeps
-from cope_sweep.api.tables import GetTable
+from cope_sweep.api.tables import GetTable, GetVerdict
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunPage
 
@@ -93,7 +93,18 @@ class Asked(Tool):
 
     def content(self, queries: Queries, question: Any, start: int) -> list[ContentBlock]:
         """The answer of a store to the question, from a line on. It blocks."""
-        return text_page(markdown(queries.ask(question), self.shown), start)
+        answer = queries.ask(question)
+        return text_page(self.lines(answer), start, next_page(answer))
+
+    def lines(self, answer: Any) -> list[str]:
+        """The answer in Markdown."""
+        return markdown(answer, self.shown)
+
+
+def next_page(answer: Any) -> str:
+    """How to get the next page of an answer that has pages of its own; empty on the last one."""
+    offset = getattr(answer, "next", None)
+    return f"next: offset={offset}" if offset is not None else ""
 
 
 class AskedTable(Asked):
@@ -115,13 +126,33 @@ class AskedRuns(Asked):
     def content(self, queries: Queries, question: ListRuns, start: int) -> list[ContentBlock]:
         chosen = question.fields or list(self.FIELDS[2:])
         answer: RunPage = queries.ask(question.model_copy(update={"fields": chosen}))
-        after = f"next: offset={answer.next}" if answer.next is not None else ""
         runs = [run.model_dump(mode="json", exclude_unset=True) for run in answer.runs]
         columns = list(
             dict.fromkeys(name for run in runs for name, value in run.items() if value not in (None, [], {}))
         )
         table = table_lines(columns, [[run.get(name) for name in columns] for run in runs]) if runs else []
-        return text_page([f"total: {answer.total}", "", *table], start, after)
+        return text_page([f"total: {answer.total}", "", *table], start, next_page(answer))
+
+
+class AskedTried(Asked):
+    """For each group of runs: its settings, then the values with mean ± standard deviation (n)."""
+
+    def lines(self, answer: Tried) -> list[str]:
+        lines = markdown(answer, ("key", "metric", "runs", "same", "total"))
+        for group in answer.groups:
+            settings = (
+                ", ".join(f"{key} {value}" for key, value in group.settings.items()) or "no other setting differs"
+            )
+            texts = [
+                f"{each.value}: {each.text}" + (f", {each.unfinished} unfinished" if each.unfinished else "")
+                for each in group.values
+            ]
+            lines += [
+                "",
+                f"{', '.join(group.ablations) or 'in no sweep'}: {settings}",
+                *(f"- {text}" for text in texts),
+            ]
+        return lines
 
 
 class AskedFigure(Asked):
@@ -147,7 +178,9 @@ QUESTIONS: tuple[Asked, ...] = (
         ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error"),
         committed=True,
     ),
-    AskedTable(GetTable, hidden=("format", "runs", *LATEX), committed=True),
+    AskedTried(ListTried, committed=True),
+    AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX), committed=True),
+    Asked(GetVerdict, committed=True),
     Asked(
         ListClaims,
         ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import mcp_types as types
@@ -31,15 +32,16 @@ from cope_services.mcp.training import Allowance, Training, TrainingNotAllowedEr
 from cope_sweep import __version__
 from cope_sweep.config.explain import invalid_request
 from cope_sweep.errors import UserError
+from cope_sweep.signals import STOP, TERMINATION, handling
 
 LOG = logging.getLogger("cope_services.mcp")
 PATH = "/mcp"
 TRAINING_TOOLS = (RunSweep.name, StopSweep.name)
 INSTRUCTIONS = """\
 Ablations of position encodings, with tests over seeds. Begin with list_ablations, and look at what is known before you
-train: get_table (committed=true: results that come with the files) and list_claims. Write an ablation as YAML, check
-its text, then plan, run, wait, get_table. A verdict is the table's: "significant" needs the seeds that the file
-declares. Never add seeds until p is small, never choose a recipe by the test set, never keep a row for one good seed.
+train: list_tried, get_table (committed=true: results that come with the files) and list_claims. Write an ablation as
+YAML, check its text, then plan, run, wait. Whether a row is better is what get_verdict says, not the order of means.
+Never add seeds until p is small, never choose a recipe by the test set, never keep a row for one good seed.
 An answer has at most 2,000 tokens; its last line `next: …` says which argument brings more."""
 
 
@@ -72,8 +74,7 @@ class AgentServer:
         try:
             yield
         finally:
-            if self.training is not None:
-                self.training.close()
+            await run_sync(self._close)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,18 @@ class AgentServer:
             async with stdio_server() as (read_stream, write_stream):
                 await self.server.run(read_stream, write_stream, self.server.create_initialization_options())
 
-        run(serve)
+        def end(signum: int, _: object) -> None:
+            # By hand: a thread that reads standard input would keep the interpreter from ending.
+            self._close()
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+        with handling(STOP, end):
+            run(serve)
+
+    def _close(self) -> None:
+        if self.training is not None:
+            self.training.close()
 
     def application(self) -> ASGIApp:
         """The streamable HTTP transport, with the hosts, keys and limits of the REST service."""
@@ -168,12 +180,16 @@ class AgentServer:
         settings = self.settings
         with listen(settings.host, settings.port) as listener:
             check_api_keys(settings)
-            uvicorn.Server(
+            server = uvicorn.Server(
                 uvicorn.Config(
                     self.application(), log_level="warning", access_log=False, proxy_headers=False, ws="none",
                     server_header=False, timeout_graceful_shutdown=5,
                 )
-            ).run(sockets=[listener])  # fmt: skip
+            )  # fmt: skip
+            others = [signum for signum in TERMINATION if signum != signal.SIGTERM]
+            terminating = handling(others, lambda signum, frame: signal.raise_signal(signal.SIGTERM))
+            with terminating, suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
+                server.run(sockets=[listener])
 
 
 def _described(tool: Tool) -> types.Tool:

@@ -111,6 +111,8 @@ class Training:
                 raise ConflictError("all runs are finished: there is nothing to train", code="nothing_left")
             self.check(cost.to_do, cost.least_s)
             budget = request.model_dump(include=set(Budget.model_fields)) | {"max_runs": cost.to_do}
+            # It holds also where nobody watches any more, because this server was killed.
+            budget["time_budget_s"] = max(self.left.max_cpu_minutes * 60, 1.0)
             submission = new_submission(
                 loaded, file_text=text, scale=request.scale, sets=request.set, leave_out=request.leave_out,
                 no_mlflow=self.no_mlflow, **budget,

@@ -72,6 +72,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "list_ablations": {},
     "get_table": {"name": "tiny"},
     "list_claims": {},
+    "get_verdict": {"name": "tiny", "row": "CoPE", "than": "Absolute"},
+    "list_tried": {"values": "model.position"},
     "get_missing": {"name": "tiny"},
     "list_runs": {"ablation": "tiny", "fields": ["status", "metrics"]},
     "list_sweeps": {},
@@ -90,6 +92,19 @@ def test_two_runs(server: AgentServer, sample: SampleStore) -> None:
     told = answer(server, "get_diff", left=left, right=right)
     assert f"left: {left}" in told
     assert "| metric |" in told
+
+
+def test_is_it_better(server: AgentServer) -> None:
+    told = answer(server, "get_verdict", name="tiny", row="CoPE", than="Absolute")
+    assert "verdict: too few seeds" in told
+    assert "more_seeds: " in told
+
+
+def test_what_did_we_try(server: AgentServer) -> None:
+    told = answer(server, "list_tried", values="model.position")
+    assert "runs: 3" in told
+    assert "in no sweep: no other setting differs" in told
+    assert told.count("\n- ") == 2
 
 
 def test_pages_of_runs_are_the_questions_own(server: AgentServer) -> None:

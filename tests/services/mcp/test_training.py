@@ -6,8 +6,9 @@ import pytest
 from cope_services.mcp.training import Allowance
 from mcp import Client
 
+from tests.helpers.processes import until
 from tests.helpers.sample_store import TINY, SampleStore
-from tests.services.mcp.agents import agent_server, code, text, with_client
+from tests.services.mcp.agents import agent_server, code, over_http, text, with_client
 
 NEW = TINY.replace("dim: 8", "dim: 4").replace("seeds: [0, 1]", "seeds: [0]")
 
@@ -61,3 +62,20 @@ def test_a_long_sweep_is_stopped(own_sample: SampleStore, by: str) -> None:
     assert summary.status in ("interrupted", "failed")  # failed: it was ended before it had begun
     if by != "end of the server":  # which may come before the first look at the process
         assert server.training.left.max_cpu_minutes < minutes
+
+
+@pytest.mark.slow
+def test_a_server_that_is_terminated_ends_its_sweep(own_sample: SampleStore) -> None:
+    options = ("--allow-training", "--max-runs", "2", "--max-cpu-minutes", "60", "--no-mlflow")
+    long = {"spec": NEW, "name": "long", "set": ["train.steps=1000000"], "max_runs": 1}
+
+    async def train(client: Client) -> str:
+        sweep_id = text(await client.call_tool("run", long)).split()[1]
+        until(lambda: own_sample.store.index.sweep_counts([sweep_id])[sweep_id].get("running"))
+        return sweep_id
+
+    with over_http(own_sample, *options) as address:
+        sweep_id = with_client(address, train)
+    summary = own_sample.store.index.sweep(sweep_id)
+    assert summary is not None
+    assert summary.status == "interrupted"
