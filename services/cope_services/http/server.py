@@ -46,7 +46,7 @@ def serve(settings: Settings) -> int:
         return 1
     with listener:
         check_api_keys(settings)  # nothing is answered yet
-        url = _browser_url(settings.host, listener.getsockname()[1])
+        url = browser_url(settings.host, listener.getsockname()[1])
         sys.stdout.write(f"{url}  (API: {url}/docs; stop with Ctrl-C)\n")
         sys.stdout.flush()
         if settings.access_log:
@@ -60,7 +60,7 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _browser_url(host: str, port: int) -> str:
+def browser_url(host: str, port: int) -> str:
     """The URL of the page. Browsers cannot open wildcard addresses, so those become the loopback address."""
     is_ipv6 = ":" in host
     if is_wildcard(host):

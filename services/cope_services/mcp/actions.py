@@ -20,7 +20,7 @@ from cope_sweep.api.requests import SweepRequest, UnicodeText
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries.progress import ProgressTracker
-from cope_sweep.read.tables.stats import SIGNIFICANT_P, smallest_p
+from cope_sweep.read.tables.stats import least_seeds
 from cope_sweep.store import ACTIVE, SweepProgress
 
 MAX_WAIT_S = 300
@@ -87,11 +87,11 @@ def _advice(plan: Plan, rows: int, seeds: int) -> list[str]:
     content = plan.ablation.content
     advice = []
     comparisons = max(rows - 1, 1)
-    best_p = (2 / 2**seeds if content.paired else smallest_p(seeds, seeds)) * comparisons if seeds else 1.0
-    if rows > 1 and best_p > SIGNIFICANT_P:
+    needed = least_seeds(comparisons, is_paired=content.paired)
+    if rows > 1 and seeds < needed:
         advice.append(
-            f"too few seeds: with {seeds} seeds and {comparisons} comparisons, the corrected p is at least "
-            f"{min(best_p, 1):.3f}, so no difference can be significant; declare more before you train"
+            f"too few seeds: with {seeds} of them and {comparisons} comparisons, no difference can be significant; "
+            f"declare at least {needed} before you train, more for small differences"
         )
     if not content.has_claims:
         advice.append("no claims: declare what you expect (`claims`) before the first run starts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +72,7 @@ def mcp(
         ) from None
     from cope_services.http.server import BindError
     from cope_services.http.settings import load_settings
-    from cope_services.mcp.server import PATH, AgentServer
+    from cope_services.mcp.server import AgentServer
     from cope_services.mcp.training import Allowance
 
     allowance = Allowance(max_runs, max_cpu_minutes) if max_runs is not None and max_cpu_minutes is not None else None
@@ -82,7 +81,6 @@ def mcp(
     if not http:
         server.serve_stdio()
         return
-    sys.stderr.write(f"http://{host}:{port}{PATH}  (stop with Ctrl-C)\n")
     try:
         server.serve_http()
     except BindError as error:

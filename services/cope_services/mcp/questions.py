@@ -5,10 +5,12 @@ To offer another question to agents, add a line to `QUESTIONS`.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from inspect import getdoc
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +19,7 @@ from mcp_types import ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from cope_services.http.components import Components
+from cope_services.http.errors import TimeLimitError
 from cope_services.mcp.answers import markdown, page, table_lines
 from cope_services.models.perplexity import compare
 from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims
@@ -51,6 +54,17 @@ class Tool:
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
         """The answer to arguments that have been validated. Raises UserError."""
         raise NotImplementedError
+
+
+@asynccontextmanager
+async def time_limit(components: Components) -> AsyncIterator[None]:
+    """What models may take for one call, as for one request to the service. Raises TimeLimitError."""
+    limit_s = components.predictors.settings.max_seconds
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise TimeLimitError(limit_s) from None
 
 
 def arguments_of(
@@ -226,7 +240,8 @@ class AskedPerplexity(Tool):
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
         request = PerplexityRequest(**{name: value for name, value in arguments if name != "start"})
-        answer = PerplexityComparison.model_validate_json(await compare(components, request))
+        async with time_limit(components):
+            answer = PerplexityComparison.model_validate_json(await compare(components, request))
         rows = []
         for model in answer.results:
             text = model.total.text
@@ -258,8 +273,9 @@ class AskedProbe(Tool):
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
         fields = {name: value for name, value in arguments if name in ProbeRequest.model_fields}
-        predictor = await components.predictor(arguments.run)
-        answer = await components.predictors.probe(predictor, ProbeRequest(**fields, matrices=[]), "json")
+        async with time_limit(components):
+            predictor = await components.predictor(arguments.run)
+            answer = await components.predictors.probe(predictor, ProbeRequest(**fields, matrices=[]), "json")
         probed = ProbeResponse.model_validate_json(answer)
         rows = [
             [head.layer, head.head, encoding.kind, mark, found.on, found.off, found.auc, found.share]
@@ -272,7 +288,8 @@ class AskedProbe(Tool):
         lines += table_lines(columns, rows) if rows else ["no encoding of this model has gates"]
         content = text_page(lines, arguments.start)
         if arguments.image:
-            image = await components.predictors.probe(predictor, ProbeRequest(**fields), "png")
+            async with time_limit(components):
+                image = await components.predictors.probe(predictor, ProbeRequest(**fields), "png")
             content.append(ImageContent(data=base64.b64encode(image).decode(), mime_type="image/png"))
         return content
 

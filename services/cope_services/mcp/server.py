@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp
 from cope_services.http.access import AllowedHosts, ApiKey, Authentication, KeysFile, ReadOnlyKeyError, is_loopback
 from cope_services.http.app import components_of
 from cope_services.http.middleware import BodyLimit, Refusals, SecurityHeaders
-from cope_services.http.server import check_api_keys, listen
+from cope_services.http.server import browser_url, check_api_keys, listen
 from cope_services.http.settings import Settings
 from cope_services.mcp import resources
 from cope_services.mcp.actions import Check, PlanSweep, RunSweep, StopSweep, WaitForSweep
@@ -180,6 +181,7 @@ class AgentServer:
         settings = self.settings
         with listen(settings.host, settings.port) as listener:
             check_api_keys(settings)
+            sys.stderr.write(f"{browser_url(settings.host, listener.getsockname()[1])}{PATH}  (stop with Ctrl-C)\n")
             server = uvicorn.Server(
                 uvicorn.Config(
                     self.application(), log_level="warning", access_log=False, proxy_headers=False, ws="none",

@@ -148,6 +148,12 @@ def test_keys(own_sample: SampleStore) -> None:
     assert found == {"reads": "missing_scope", "trains": "not_found"}
 
 
+def test_a_model_that_takes_too_long(sample: SampleStore) -> None:
+    server = agent_server(sample, max_seconds=1e-4)
+    result = call(server, "perplexity", models=[sample.ids[0]], tokens=[[14, 3, 14, 7, 15, 3, 7]])
+    assert code(result) == "time_limit"
+
+
 def test_one_client_at_a_time_is_no_rule(sample: SampleStore) -> None:
     server = agent_server(sample)
 
