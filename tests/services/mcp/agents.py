@@ -27,11 +27,14 @@ def agent_server(sample: SampleStore, allowance: Allowance | None = None, **chan
     return AgentServer(sample.settings(**changes), allowance, no_mlflow=True)
 
 
-def with_client(server: Any, use: Callable[[Client], Awaitable[T]]) -> T:
-    """What `use` returns: a function of a client that is connected to a server, an address, or a command."""
+def with_client(server: Any, use: Callable[[Client], Awaitable[T]], mode: str = "auto") -> T:
+    """What `use` returns: a function of a client that is connected to a server, an address, or a command.
+
+    `mode`: `legacy` for the protocol until 2025, which begins with a handshake.
+    """
 
     async def connected() -> T | MCPError:
-        async with Client(server) as client:
+        async with Client(server, mode=mode) as client:
             try:
                 return await use(client)
             except MCPError as error:  # the client's task group would wrap it

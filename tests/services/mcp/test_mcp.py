@@ -18,6 +18,9 @@ from tests.services.mcp.agents import agent_server, answer, call, over_http, ove
 
 READING = {"perplexity", "probe", "check", "plan", "wait", *(asked.name for asked in QUESTIONS)}
 
+MODES = ("legacy", "auto")
+"""The handshake of the protocol until 2025, and what client and server agree upon: 2026's."""
+
 
 @pytest.fixture(scope="module")
 def server(sample: SampleStore) -> AgentServer:
@@ -41,14 +44,16 @@ def _check_first(found: tuple[set[str], str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_over_standard_input_and_output(sample: SampleStore) -> None:
-    _check_first(with_client(over_stdio(sample), _first_questions))
+@pytest.mark.parametrize("mode", MODES)
+def test_over_standard_input_and_output(sample: SampleStore, mode: str) -> None:
+    _check_first(with_client(over_stdio(sample), _first_questions, mode))
 
 
 @pytest.mark.slow
 def test_over_http(sample: SampleStore) -> None:
     with over_http(sample) as address:
-        _check_first(with_client(address, _first_questions))
+        for mode in MODES:
+            _check_first(with_client(address, _first_questions, mode))
 
 
 def test_every_tool_says_what_it_does_and_what_its_arguments_mean(server: AgentServer) -> None:
