@@ -14,10 +14,10 @@ from typing import IO
 
 import psutil
 
-from cope_services.http.errors import BusyError, ConflictError, HttpError
+from cope_services.http.errors import BusyError, ConflictError
 from cope_services.http.jobs import SweepJobs
 from cope_sweep.api.requests import SweepRequest
-from cope_sweep.errors import NotFoundError
+from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.store import ACTIVE, Budget, open_store
@@ -32,16 +32,16 @@ LAST_LINES = 5
 RETRY_AFTER_S = 10
 
 
-class TrainingNotAllowedError(HttpError):
+class TrainingNotAllowedError(UserError):
     """The server only reads."""
 
-    status, default_code = 403, "training_not_allowed"
+    default_code = "training_not_allowed"
 
 
-class BeyondBudgetError(HttpError):
+class BeyondBudgetError(UserError):
     """The sweep would use more than is left of the budget."""
 
-    status, default_code = 403, "beyond_budget"
+    default_code = "beyond_budget"
 
 
 @dataclass(frozen=True)
