@@ -25,19 +25,31 @@ AT_MOST = 4.0
 cancels, for which float32 sums over hundreds of keys count: the native kernels came to 2.5. Triton's interpreter cuts float32
 off to bfloat16, where a GPU rounds, which doubles errors."""
 
+MANY_DRAWS = 24
+
 
 def assert_equals_reference(case: Case, attend: Attend, dtype: torch.dtype) -> None:
     """The output of `attend` in `dtype`, and the gradients of all inputs and parameters, are as exact as rounding lets them."""
-    wrong = expected(case, dtype).wrong(output_and_gradients(case, attend, dtype, dtype), AT_MOST)
+    computed = output_and_gradients(case, attend, dtype, dtype)
+    wrong = expected(case, dtype).wrong(computed, AT_MOST)
+    if wrong is not None:
+        # In the few draws of errors, perhaps no position has crossed a knot or an integer, as one of the kernel's has.
+        wrong = expected(case, dtype, draws=MANY_DRAWS).wrong(computed, AT_MOST)
     assert wrong is None, wrong
 
 
-def expected(case: Case, dtype: torch.dtype) -> Expected:
+def expected(case: Case, dtype: torch.dtype, draws: int | None = None) -> Expected:
     """The results of the reference in float64, and how far those in `dtype` may be from them."""
     leaves, weight = leaves_of(case, dtype)
     of = {name: with_leaves(case, attend) for name, attend in (("build", fused), ("attend", reference))}
     return Expected(
-        leaves=leaves, weight=weight, dtype=dtype, exact_positions=case.exact_positions, each_entry=True, **of
+        leaves=leaves,
+        weight=weight,
+        dtype=dtype,
+        exact_positions=case.exact_positions,
+        each_entry=True,
+        draws=draws,
+        **of,
     )
 
 

@@ -63,20 +63,22 @@ class Expected:
     """The expectation of a kernel in `dtype`: the exact results, and by name how far others may be from them.
 
     `attend` computes the exact attention of leaves in float64; None: by `results` below. `exact_positions`: no rounding
-    moves a position. `each_entry`: also limit the error of the largest entry.
+    moves a position. `each_entry`: also limit the error of the largest entry. `draws`: how often errors are drawn; None: by the size.
     """
 
     def __init__(
         self, build: Build, leaves: Leaves, weight: Tensor, dtype: torch.dtype,
         attend: Callable[[Leaves], Tensor] | None = None, exact_positions: bool = False, each_entry: bool = False,
+        draws: int | None = None,
     ) -> None:  # fmt: skip
         given, problem = {name: x.double() for name, x in leaves.items()}, build(leaves)
         scores = problem.q.shape[:3].numel() * problem.k.shape[2]
         with _without_determinism():
             exact = computed_by(attend, given, weight.double()) if attend else results(build, given, weight.double())
             self.exact = exact
-            draws = range(DRAWS if scores <= FEW_SCORES else 2)
-            errors = [Errors.of(dtype, n, exact_positions) for n in draws]
+            if draws is None:
+                draws = DRAWS if scores <= FEW_SCORES else 2
+            errors = [Errors.of(dtype, n, exact_positions) for n in range(draws)]
             rounded = [results(build, given, weight.double(), each) for each in errors]
         norms = (_norm, _largest) if each_entry else (_norm,)
         self.limits = {
