@@ -148,18 +148,15 @@ class Counting(GeneratedTask):
         return self.maximum + 7 + self.variables
 
     def length(self, split: str) -> int:
-        return min(self.max_tokens, self._most_tokens) - 1
-
-    @property
-    def _most_tokens(self) -> int:
-        """Tokens of the longest sequence before it is cut, its answers included."""
         tokens_of = TOKENS_OF[self.operation_tokens]
-        return int(tokens_of.max()) * self.operations + int(tokens_of[PRINT]) * self.prints
+        return min(self.max_tokens, int(tokens_of.max()) * self.operations + int(tokens_of[PRINT]) * self.prints) - 1
 
     def version(self) -> int:
         # Version 1 left the end of a query that was cut in two, with its answer in the inputs. One query is the end of
-        # its sequence and never cut.
-        return 2 if self.prints > 1 and self._most_tokens > self.max_tokens else self.VERSION
+        # its sequence and never cut. Of the operations, a set has the most tokens.
+        tokens_of = TOKENS_OF[self.operation_tokens]
+        most_tokens = int(tokens_of[SET]) * self.operations + int(tokens_of[PRINT]) * self.prints
+        return 2 if self.prints > 1 and most_tokens > self.max_tokens else self.VERSION
 
     def with_targets(self, tokens_NL: np.ndarray) -> Batch:
         kinds_NT, _ = self._parse(tokens_NL[:, :-1])

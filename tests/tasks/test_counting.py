@@ -369,7 +369,9 @@ def test_only_runs_whose_queries_may_be_cut_have_another_version():
     may_be_cut = {"operations": 10, "max_tokens": 45, "prints": 2}  # 10 · 4 + 2 · 3 tokens at most
     assert Counting(**may_be_cut).version() == 2
     assert Counting(**may_be_cut | {"max_tokens": 46}).version() == 1
-    assert Counting(**may_be_cut | {"operation_tokens": "one"}).version() == 1
+    one = may_be_cut | {"operation_tokens": "one", "max_tokens": 14}  # 10 · 1 + 2 · 2 tokens at most
+    assert Counting(**one).version() == 1
+    assert Counting(**one | {"max_tokens": 13}).version() == 2
     assert Counting(**may_be_cut | {"prints": 1}).version() == 1
 
 
