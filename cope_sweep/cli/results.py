@@ -18,7 +18,6 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
-from cope_sweep.config.keys import short_names
 from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
@@ -123,6 +122,7 @@ def tried(
     Example: `cope-sweep tried train.lr --filter model.position=cope --metric in_dist/token_error`
     """
     from cope_sweep.cli.files import open_queries
+    from cope_sweep.config.keys import short_names
 
     question = ListTried.model_construct(values=values, filter=conditions, metric=metric, offset=0, limit=limit)
     answer = open_queries(store, index, ablations, committed=committed).ask(question)

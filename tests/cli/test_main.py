@@ -26,9 +26,9 @@ LEAVES = sorted(
 def test_the_commands():
     own = {
         "best", "delete", "diff", "export", "figure", "list", "logs", "perplexity", "plan", "probe", "prune", "report", "retry", "run", "runs", "schema",
-        "status", "stop", "store", "submit", "sync", "table",
+        "status", "stop", "store", "submit", "sync", "table", "tried",
     }  # fmt: skip
-    assert set(COMMANDS) == own | {"serve", "bench"}  # the last two are entry points of other packages
+    assert set(COMMANDS) == own | {"serve", "bench", "mcp"}  # the last three are entry points of other packages
 
 
 @pytest.mark.parametrize("words", [words for words in LEAVES if words[0] != "bench"], ids=" ".join)
