@@ -90,7 +90,11 @@ def check(report, text):
 
 
 def _values(runs, name):
-    """A column of the file of runs; of `a_and_b/perplexity`, the geometric mean of the two."""
+    """A column of the file of runs; of `a_and_b/perplexity`, the geometric mean of the two; of `@A..B`, a quotient."""
+    metric, _, contexts = name.partition("@")
+    if ".." in contexts:
+        start, end = (_values(runs, f"{metric}@{context}") for context in contexts.split(".."))
+        return end / start
     splits, _, quantity = name.rpartition("/")
     variant, slash, pair = splits.rpartition("/")
     if "_and_" in pair and quantity.startswith("perplexity"):
