@@ -94,7 +94,7 @@ def _values(runs, name):
     metric, _, contexts = name.partition("@")
     if ".." in contexts:
         start, end = (_values(runs, f"{metric}@{context}") for context in contexts.split(".."))
-        return end / start
+        return (end / start).dropna()
     splits, _, quantity = name.rpartition("/")
     variant, slash, pair = splits.rpartition("/")
     if "_and_" in pair and quantity.startswith("perplexity"):
