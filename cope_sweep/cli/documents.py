@@ -113,7 +113,7 @@ def table(
 
     `--format json` and csv also have intervals, medians, stuck seeds and the runs behind every number; json has a
     verdict on each row that is compared with another one: better, worse, equivalent, unclear, or too few seeds, with
-    the number of seeds to add and the command.
+    the number of seeds to add.
 
     Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 

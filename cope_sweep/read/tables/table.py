@@ -126,7 +126,8 @@ class Table:
                 "against": self.compare, "difference_rule": self.model.difference_rule.strip(),
                 "rules": [rule.removeprefix(self.model.difference_rule) for rule in self.model.rules],
                 "answer": self.model.answer,
-                "verdicts": [each.model_dump(mode="json") for each in self.verdicts],
+                # Without the command, which names the store: a table is the same wherever its runs are.
+                "verdicts": [each.model_dump(mode="json", exclude={"command"}) for each in self.verdicts],
             },
             "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],
