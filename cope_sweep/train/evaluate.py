@@ -142,11 +142,15 @@ class Evaluator:
         return measured
 
     def sample_sequences(self, count: int) -> list[Tensor]:
-        """At most `count` sequences of the first test set, of this worker's share: token ids without padding."""
+        """At most `count` sequences of the first test set, of this worker's share: token ids, (T,), to their last target.
+
+        Sequences without a target are left out.
+        """
         share = next(self._test_shares(self._spec.test_sets[0], self._spec.evaluate.sequences))
         inputs_NT, targets_NT, _ = share[1][0]
-        ends = [int((targets_T != IGNORED).nonzero()[-1]) + 1 for targets_T in targets_NT[:count]]
-        return [tokens_T[:end] for tokens_T, end in zip(inputs_NT, ends, strict=False)]
+        places = [(targets_T != IGNORED).nonzero() for targets_T in targets_NT[:count]]
+        found = zip(inputs_NT, places, strict=False)
+        return [tokens_T[: int(places_A[-1]) + 1] for tokens_T, places_A in found if len(places_A)]
 
     def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
         """The task's metrics on windows of `context` tokens, named `test/perplexity@2048`.

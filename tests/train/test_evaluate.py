@@ -1,4 +1,5 @@
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, EvaluationSums, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluationSums, Evaluator, metrics
 from tests.helpers.tiny import tiny_run
 from tests.helpers.tiny_models import set_logits
 
@@ -118,3 +119,15 @@ def test_longer_sequences_are_those_of_the_longer_task(batch):
 def test_a_short_test_set_is_measured_completely_and_once(text, batch):
     small_batches, one_batch = text_trainer(text, **{"train.batch": batch}), text_trainer(text)
     assert small_batches.evaluate(10_000) == pytest.approx(one_batch.evaluate(10**6), rel=1e-5)
+
+
+def test_sample_sequences_end_with_their_last_target_and_have_one():
+    """A task of a user's may have sequences without a target, which are nothing to measure: the run goes on."""
+    inputs = torch.arange(12).reshape(3, 4)
+    targets = torch.full((3, 4), IGNORED)
+    targets[0, 2] = targets[2, 0] = 1
+    evaluator = mock.Mock(spec=Evaluator)
+    evaluator._spec = mock.Mock(test_sets=("in_dist",))
+    evaluator._test_shares.return_value = iter([("in_dist", [(inputs, targets, None)])])
+    found = Evaluator.sample_sequences(evaluator, 3)
+    assert [each.tolist() for each in found] == [[0, 1, 2], [8]]

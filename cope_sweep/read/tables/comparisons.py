@@ -173,16 +173,8 @@ def compared(model: TableModel, against: str) -> TableModel:
     label = spelled_as(label, labels)
     if key and label in labels:
         return _compare_with_label(model, key, label)
-    names = named_rows(against, {name: row.labels for name, row in rows.items()}, model.axes)
-    if len(names) == 1:
-        return _compare_with_row(model, rows[names[0]])
-    if names:
-        raise QueryError(
-            f"{against!r} names several rows of {model.ablation}: {', '.join(names)}; write one in full",
-            code="ambiguous_row",
-            row=against,
-            rows=names,
-        )
+    if (row := named_row(model, against)) is not None:
+        return _compare_with_row(model, row)
     if key:
         message = f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}"
         raise QueryError(message, code="unknown_value", axis=key, value=label, allowed=labels)
@@ -197,6 +189,20 @@ def compared(model: TableModel, against: str) -> TableModel:
         row=against,
         allowed=list(rows),
     )
+
+
+def named_row(model: TableModel, text: str) -> TableRow | None:
+    """The row that a text names; None: it names none. Raises QueryError if it names several."""
+    rows = {row.row: row for row in model.rows}
+    names = named_rows(text, {name: row.labels for name, row in rows.items()}, model.axes)
+    if len(names) > 1:
+        raise QueryError(
+            f"{text!r} names several rows of {model.ablation}: {', '.join(names)}; write one in full",
+            code="ambiguous_row",
+            row=text,
+            rows=names,
+        )
+    return rows[names[0]] if names else None
 
 
 def reference(plan: Plan) -> str | None:

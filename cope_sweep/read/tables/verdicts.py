@@ -25,10 +25,9 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import InvalidValue
 from cope_sweep.read.numbers import MISSING
 from cope_sweep.read.tables.claims import claim_findings
-from cope_sweep.read.tables.comparisons import DESCRIPTIVE
+from cope_sweep.read.tables.comparisons import DESCRIPTIVE, named_row
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow
-from cope_sweep.read.tables.row_names import named_rows
 from cope_sweep.read.tables.runs import Results
 from cope_sweep.read.tables.stats import finite, least_seeds
 from cope_sweep.store import QueryError
@@ -38,19 +37,11 @@ NOT_CLAIMED = "not claimed"
 
 def find_row(model: TableModel, text: str) -> TableRow:
     """The row that a text names. Raises QueryError if it names none, or several."""
-    rows = {row.row: row for row in model.rows}
-    names = named_rows(text, {name: row.labels for name, row in rows.items()}, model.axes)
-    if len(names) == 1:
-        return rows[names[0]]
-    if names:
-        raise QueryError(
-            f"{text!r} names several rows of {model.ablation}: {', '.join(names)}; write one in full",
-            code="ambiguous_row",
-            row=text,
-            rows=names,
-        )
-    hint = suggest(text, list(rows)) or f"; its rows are: {', '.join(rows)}"
-    raise QueryError(f"{model.ablation} has no row {text!r}{hint}", code="unknown_row", row=text, allowed=list(rows))
+    if (row := named_row(model, text)) is not None:
+        return row
+    names = [row.row for row in model.rows]
+    hint = suggest(text, names) or f"; its rows are: {', '.join(names)}"
+    raise QueryError(f"{model.ablation} has no row {text!r}{hint}", code="unknown_row", row=text, allowed=names)
 
 
 def verdicts(results: Results, model: TableModel, margin: str | None = None) -> Iterator[Verdict]:
