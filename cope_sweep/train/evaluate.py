@@ -142,7 +142,7 @@ class Evaluator:
         return measured
 
     def sample_sequences(self, count: int) -> list[Tensor]:
-        """At most `count` sequences of the first test set, of this worker's share: token ids, (T,), to their last target.
+        """At most `count` sequences, (T,), of this worker's share of the first test set, up to their last target.
 
         Sequences without a target are left out.
         """
