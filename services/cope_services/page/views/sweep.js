@@ -146,7 +146,6 @@ export function sweep(root, id) {
         const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
-      await drawCurves(found, params);
       const drawList = () =>
         replace(list, members(found, all, () => {
           all = true;
@@ -154,6 +153,7 @@ export function sweep(root, id) {
         }));
       part("list", JSON.stringify([found.members, found.to_suggest]), drawList);
       part("record", JSON.stringify(found.command), () => replace(written, record(found)));
+      await drawCurves(found, params); // last: it asks the service again, and the rest need not wait for it
     },
   };
 }
