@@ -394,10 +394,14 @@ class Claim(Frozen):
     )
     than: Point = Field(description="The rows that they are better than, in the same form.")
     metric: MetricName | None = Field(default=None, description="The column that decides; null: the primary metric.")
+    variant: str | None = Field(
+        default=None,
+        description="The rows of `better` are judged as this variant of `evaluate.variants` evaluates them: with "
+        "`capped`, by the column capped/METRIC.",
+    )
     than_variant: str | None = Field(
         default=None,
-        description="The rows of `than` are judged as this variant of `evaluate.variants` evaluates them: with "
-        "`capped`, by the column capped/METRIC.",
+        description="The variant of the rows of `than`.",
     )
     says: Literal["better", "equivalent", "not worse"] = Field(
         default="better",
@@ -448,13 +452,19 @@ class Claim(Frozen):
             "metric": self.metric or primary,
             "than_variant": self.than_variant,
         }
+        if self.variant is not None:
+            claimed |= {"variant": self.variant}
         if self.says != "better":
             claimed |= {"says": self.says, "margin": str(self.margin)}
         return hashlib.sha256(json.dumps(claimed, sort_keys=True).encode()).hexdigest()[:16]
 
-    def metric_of_than(self, metric: str) -> str:
-        """The column that decides for the rows of `than`, where `metric` decides for the better ones."""
-        return metric if self.than_variant is None else f"{self.than_variant}/{metric}"
+    def columns(self, primary: str) -> tuple[str, str]:
+        """The columns that decide for the rows of `better` and for those of `than`."""
+        metric = self.metric or primary
+        better, than = (
+            metric if variant is None else f"{variant}/{metric}" for variant in (self.variant, self.than_variant)
+        )
+        return better, than
 
 
 class Scale(Frozen):

@@ -300,8 +300,8 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no row."""
     names = [metric.name for metric in loaded.content.metrics]
     for index, claim in enumerate(loaded.content.claims):
-        metric = claim.metric or loaded.content.primary_metric.name
-        for column, key in ((metric, "metric"), (claim.metric_of_than(metric), "than_variant")):
+        better, than = claim.columns(loaded.content.primary_metric.name)
+        for column, key in ((better, "metric" if claim.variant is None else "variant"), (than, "than_variant")):
             if column not in names:
                 message = f"the table has no column {column!r}{suggest(column, names)}"
                 place: KeyPath = ("claims", index, key)

@@ -66,7 +66,7 @@ class Row:
     better: frozenset[int] = frozenset()
     """The claims of the ablation that say it is better than others, by their index in the file."""
     than: frozenset[int] = frozenset()
-    """The claims that say others are better."""
+    """The claims that say others are better, or that it is so itself as another variant evaluates it."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +238,13 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         )
         assigned = {key: value.value for key, value in values.items()}
         better = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.better))
-        than = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.than))
+        than = frozenset(
+            index
+            for index, claim in enumerate(content.claims)
+            if matches(loaded, point, claim.than) and (index not in better or claim.variant != claim.than_variant)
+        )
         # A row that both sides of a claim match is not compared with itself.
-        row = Row(name, labels, runs, published, figures, assigned, better, than - better)
+        row = Row(name, labels, runs, published, figures, assigned, better, than)
         same_run = rows.setdefault(runs[0].run_id, row)
         if same_run.name != name:
             message = f"the rows {same_run.name!r} and {name!r} are the same configuration; remove one of them"

@@ -39,6 +39,7 @@ NUMERIC_FACTS = (
     "peak_memory_bytes",
     "train_s",
     "wall_s",
+    "largest_position",
 )
 """Facts of a finished run that a table can show, as `facts.tokens_per_s`."""
 

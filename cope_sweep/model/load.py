@@ -87,6 +87,14 @@ def head_loads(model: Transformer, sequences: Sequence[Tensor]) -> list[HeadLoad
     return sorted(loads, key=lambda load: (load.layer, load.head))  # stable: encodings stay in order
 
 
+def largest_position(loads: Sequence[HeadLoad]) -> float | None:
+    """The largest position of the longest rows, of the head that counts farthest; None without contextual encodings.
+
+    Positions are not clamped here: it is the number of embeddings, less one, that these sequences reach.
+    """
+    return max((load.spans[-1][1] for load in loads if load.spans), default=None)
+
+
 MOST_BEYOND = 0.5
 """With more of its keys beyond the last embedding, a head's gates hardly learn from positions."""
 LEAST_LOAD = 0.01

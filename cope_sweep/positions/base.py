@@ -234,6 +234,9 @@ class Encoding(Kind):
         return weights_BHQS
 
 
+Cut = Annotated[int, Field(ge=1, le=10**9)] | None
+"""The number of positions that are told apart when a trained model is evaluated; None: all that it was trained with."""
+
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
 """Accepts a list too: files have no tuples."""
 

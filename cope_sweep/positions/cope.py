@@ -39,6 +39,7 @@ from cope_sweep.frozen import Frozen
 from cope_sweep.positions.base import (
     Attention,
     AttentionEncoding,
+    Cut,
     Dims,
     Parameter,
     Tensors,
@@ -191,6 +192,11 @@ class CoPE(ContextualEncoding):
         default=0.0,
         description="Standard deviation of the embeddings' normal initialisation; 0: zeros, as in the paper's listing.",
     )
+    cut: Cut = Field(
+        default=None,
+        description="Only the first so many embeddings are used, and larger positions have the last of them; null: "
+        "all. In `evaluate.variants`, this measures a table that is cut after training.",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         p_max = dims.context + 1 if self.p_max == "full" else self.p_max
@@ -199,7 +205,7 @@ class CoPE(ContextualEncoding):
         return {"e": e, **self.gate_parameters(dims)}
 
     def limit(self, parameters: Tensors) -> int:
-        return parameters["e"].shape[-2] - 1
+        return self._used(parameters).shape[-2] - 1
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch
@@ -207,7 +213,7 @@ class CoPE(ContextualEncoding):
 
         from cope_sweep.positions.contextual import linear_pieces
 
-        e_PK = parameters["e"]  # e_HPK with a table for each head
+        e_PK = self._used(parameters)  # e_HPK with a table for each head
         limit = self.limit(parameters)
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
         p_BHQU = self.near_positions(parameters, attention, limit)
@@ -237,8 +243,12 @@ class CoPE(ContextualEncoding):
         return self.positions(parameters, attention)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
-        shift_H = self.gate_shift(parameters)
-        return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source, shift_H)
+        e_PK, shift_H = self._used(parameters), self.gate_shift(parameters)
+        return LookUp(q_BHQK, e_PK, self._scale(e_PK), self.gate_source, shift_H)
+
+    def _used(self, parameters: Tensors) -> Tensor:
+        e_PK = parameters["e"]
+        return e_PK if self.cut is None else e_PK[..., : self.cut, :].contiguous()
 
     def _scale(self, e_PK: Tensor) -> float:
         return e_PK.shape[-1] ** -0.5 if self.scale_positions else 1.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
+from cope_sweep.positions.base import Attention, AttentionEncoding, Cut, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.cope_mlp import relu_segments
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import ShareBias
@@ -34,6 +34,11 @@ class FIRE(AttentionEncoding):
         default=512.0, gt=0, description="Initial L: earlier queries divide distances by ψ(L), later ones by ψ(i)."
     )
     activation: Literal["relu", "leaky_relu"] = Field(default="relu", description="leaky_relu: as DAPE uses FIRE.")
+    cut: Cut = Field(
+        default=None,
+        description="This and larger distances have the bias of the distance before; null: none. For "
+        "`evaluate.variants`.",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         inner = self.hidden**-0.5
@@ -80,7 +85,8 @@ class FIRE(AttentionEncoding):
             (self.threshold * at_least_float32(parameters["factor"])).abs(),
         )
         i_S = torch.arange(keys, device=c.device, dtype=c.dtype)
-        u_S = ((c * i_S).abs() + 1).log()
+        distance_S = i_S if self.cut is None else i_S.clamp(max=self.cut - 1)
+        u_S = ((c * distance_S).abs() + 1).log()
         normaliser_Q = ((c * i_S[keys - queries :].maximum(threshold)).abs() + 1).log()
         # A threshold that was learned down to 0 leaves ψ(0) = 0 to the first query.
         return u_S, 1 / (normaliser_Q + 1e-6)

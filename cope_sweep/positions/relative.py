@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
+from cope_sweep.positions.base import Attention, AttentionEncoding, Cut, Dims, Parameter, Tensors
 from cope_sweep.terms import RelativeLookUp
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class Relative(AttentionEncoding):
         description="Standard deviation of the embeddings' normal initialisation; 1/sqrt(d): with d the head "
         "dimension, as the released code does.",
     )
+    cut: Cut = Field(
+        default=None,
+        description="Only the first so many embeddings are used, and larger distances have what `far` says; null: all. "
+        "In `evaluate.variants`, this measures a table that is cut after training.",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         rows = dims.context if self.positions == "full" else self.positions
@@ -50,7 +55,7 @@ class Relative(AttentionEncoding):
         return {"e": Parameter((*heads, rows, dims.head_dim), std, per_layer=not self.share_layers)}
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        e_PK = parameters["e"]  # e_HPK with a table for each head
+        e_PK = self._used(parameters)  # e_HPK with a table for each head
         distance_QS = distances(attention)
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)
         rows = e_PK.shape[-2]
@@ -59,7 +64,12 @@ class Relative(AttentionEncoding):
         return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < rows)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> RelativeLookUp:
-        return RelativeLookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.far)
+        e_PK = self._used(parameters)
+        return RelativeLookUp(q_BHQK, e_PK, self._scale(e_PK), self.far)
+
+    def _used(self, parameters: Tensors) -> Tensor:
+        e_PK = parameters["e"]
+        return e_PK if self.cut is None else e_PK[..., : self.cut, :].contiguous()
 
     def _scale(self, e_PK: Tensor) -> float:
         return e_PK.shape[-1] ** -0.5 if self.scale_positions else 1.0

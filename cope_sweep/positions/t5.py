@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
+from cope_sweep.positions.base import Attention, AttentionEncoding, Cut, Dims, Parameter, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import DistanceBias
 
@@ -32,6 +32,11 @@ class T5(AttentionEncoding):
         default=128, description="This and larger distances use the last bucket."
     )
     share_layers: bool = Field(default=True, description="One table for all layers, as in T5, or one for each layer.")
+    cut: Cut = Field(
+        default=None,
+        description="This and larger distances have the bucket of the distance before; null: none. In "
+        "`evaluate.variants`, this measures buckets that are cut after training.",
+    )
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
@@ -59,6 +64,7 @@ class T5(AttentionEncoding):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The buckets of distances ≥ 0, int64 in 0 … buckets − 1; the same shape as `distance`."""
+        distance = distance if self.cut is None else distance.clamp(max=self.cut - 1)
         exact = self.buckets // 2
         # The logarithm of 0 would be −∞. Small distances have buckets of their own anyway.
         ratio = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)

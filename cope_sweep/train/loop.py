@@ -19,7 +19,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
-from cope_sweep.model.load import beyond_warnings, head_loads, load_warnings
+from cope_sweep.model.load import HeadLoad, beyond_warnings, head_loads, largest_position, load_warnings
 from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
@@ -346,10 +346,13 @@ class TrainingLoop:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             self.files.note(f"step {self.trainer.step}: {values}")
 
-    def _warn_of_positions(self, *, finished: bool) -> None:
-        """Warn if all heads count beyond the last embedding, or if a `finished` model's position logits do nothing."""
+    def _warn_of_positions(self, *, finished: bool) -> list[HeadLoad]:
+        """Warn if all heads count beyond the last embedding, or if a `finished` model's position logits do nothing.
+
+        Returns what was measured; nothing in other processes than the one that writes files.
+        """
         if not self.files or not any(encoding.scores for encoding in self.run.model.position):
-            return
+            return []
         with self.runtime.autocast():
             loads = head_loads(self.trainer.model, self.trainer.evaluator.sample_sequences(SAMPLED_SEQUENCES))
         if not finished or self.run.evaluate.every >= self.run.train.steps:
@@ -358,6 +361,7 @@ class TrainingLoop:
         if finished:
             for warning in load_warnings(loads):
                 self.reporter.warn(*warning)
+        return loads
 
     def _save_is_due(self) -> bool:
         """By rank 0's clock, on every rank."""
@@ -382,7 +386,7 @@ class TrainingLoop:
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
             left_out = self._evaluate_finally()
-            self._warn_of_positions(finished=True)
+            loads = self._warn_of_positions(finished=True)
         if self.files and self.writer:
             # The result is the last file: it makes the run finished, and has the checksums of the others.
             with self.files.save_checkpoint() as path:
@@ -390,6 +394,8 @@ class TrainingLoop:
                 if tokenizer := self.run.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
             facts = self._facts(speed, left_out)
+            if (position := largest_position(loads)) is not None:
+                facts["largest_position"] = round(position, 3)
             self.writer.wait()  # `finish` deletes the resume file, which may still be written
             self.files.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
             self.files.finish(self.reporter.metrics, facts)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cope_sweep.config.estimate import parameter_count
 from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
 from cope_sweep.model import Transformer
-from cope_sweep.positions import Attention, CoPE, CoPEALiBi, CoPEMLP, Dims
+from cope_sweep.positions import Attention, CoPE, CoPEALiBi, CoPEMLP, Dims, Relative
 from cope_sweep.positions.cope import GateSpan
 from cope_sweep.testing import EncodingContract
 from tests.helpers.errors import raises
@@ -30,6 +30,7 @@ class TestCoPE(EncodingContract):
         [CoPE(p_max=5, rotated_query=True, per_head=True), "rope", "relative"],
         CoPE(p_max=5, gate_bias=-1.5),
         [CoPE(p_max=5, gate="separate", gate_bias=GateSpan(span=3.0), gate_bias_learned=True), "rope"],
+        CoPE(p_max=5, std=0.5, per_head=True, cut=3),
     ]
     extrapolates = True
 
@@ -125,6 +126,32 @@ def test_fractional_positions_interpolate():
 
 def test_positions_are_clamped_to_the_last_embedding():
     assert score([1, 1, 1, 1], [0.0, 10.0, 20.0]).tolist() == [20, 20, 20, 10]
+
+
+@pytest.mark.parametrize("implementation", [attend, reference])
+@pytest.mark.parametrize(
+    ("cut", "alone"),
+    [
+        (CoPE(p_max=9, cut=3), CoPE(p_max=3)),
+        (CoPE(p_max=9, per_head=True, cut=3), CoPE(p_max=3, per_head=True)),
+        (CoPE(p_max=9, cut=20), CoPE(p_max=9)),
+        (Relative(positions=9, cut=3), Relative(positions=3)),
+        (Relative(positions=9, per_head=True, far="last", cut=3), Relative(positions=3, per_head=True, far="last")),
+    ],
+)
+def test_a_table_that_is_cut_is_a_smaller_table_and_teaches_no_other_embedding(cut, alone, implementation):
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 24, 8, generator=rng)
+    shape = (2, 9, 8) if cut.per_head else (9, 8)
+    whole = torch.randn(*shape, generator=rng).requires_grad_()
+    used = whole.detach()[..., : cut.cut, :].clone().requires_grad_()
+    ours = implementation(Inputs.plain(q, k, v), [LayerEncoding(cut, {"e": whole})])
+    theirs = implementation(Inputs.plain(q, k, v), [LayerEncoding(alone, {"e": used})])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    ours.square().sum().backward()
+    theirs.square().sum().backward()
+    assert whole.grad[..., : cut.cut, :].equal(used.grad)
+    assert not whole.grad[..., cut.cut :, :].any()
 
 
 def test_gates_of_one_are_relative_positions():

@@ -14,6 +14,8 @@ class TestRelative(EncodingContract):
         Relative(positions=3, far="last", share_layers=True),
         [CoPE(p_max=4), Relative(positions=5)],
         Relative(positions=4, far="last", per_head=True, scale_positions=True, std="1/sqrt(d)"),
+        Relative(positions=4, far="last", per_head=True, cut=2),
+        Relative(positions=5, cut=3),
     ]
     extrapolates = True
 

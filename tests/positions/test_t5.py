@@ -8,7 +8,11 @@ from cope_sweep.testing import EncodingContract
 
 
 class TestT5(EncodingContract):
-    specs = [T5(buckets=4, max_distance=6), T5(buckets=4, max_distance=6, share_layers=False)]
+    specs = [
+        T5(buckets=4, max_distance=6),
+        T5(buckets=4, max_distance=6, share_layers=False),
+        T5(buckets=4, max_distance=6, cut=3),
+    ]
     extrapolates = True
 
 
@@ -35,3 +39,11 @@ def test_looks_up_the_bias_of_each_head():
     # Distances 7 … 0; 2, 3 → bucket 2 (log 3/2 ÷ log 3 · 2 = 0.7); 4, 5 → 3; larger ones → 3.
     assert bias[0, 0, 0].tolist() == [4, 4, 4, 4, 3, 3, 2, 1]
     assert bias[0, 1, 0].tolist() == [40, 40, 40, 40, 30, 30, 20, 10]
+
+
+def test_from_the_cut_on_all_distances_have_the_bias_of_the_last_one_before():
+    distance = torch.arange(12)
+    cut = T5(buckets=8, max_distance=20, cut=5).bucket(distance)
+    assert (
+        cut.tolist() == T5(buckets=8, max_distance=20).bucket(distance.clamp(max=4)).tolist() == [0, 1, 2, 3] + [4] * 8
+    )

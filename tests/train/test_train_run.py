@@ -172,6 +172,20 @@ def test_a_finished_run_warns_of_position_logits_that_do_nothing(store):
     assert events[-1].warnings[0].startswith("cope: ")
 
 
+def test_the_largest_position_that_a_contextual_encoding_reaches_is_a_fact(store):
+    """Gates that have hardly been trained are about ½; positions are counted beyond the last embedding, too."""
+    few, rope = (
+        tiny_run(**{"model.position": position, "train.lr": 1e-9})
+        for position in ([{"kind": "cope", "p_max": 2}], ["rope"])
+    )
+    facts = []
+    for run in (few, rope):
+        train_run(run, store.run(run.run_id), Runtime())
+        facts.append(store.run(run.run_id).result["facts"])
+    assert facts[0]["largest_position"] == pytest.approx(few.task.length("train") / 2, rel=0.02)
+    assert "largest_position" not in facts[1]
+
+
 @pytest.mark.parametrize("position", [[], ["rope"], [{"kind": "cope", "p_max": 8, "std": 1.0}]])
 def test_other_runs_do_not_warn(store, position):
     run, events = tiny_run(**{"model.position": position}), []

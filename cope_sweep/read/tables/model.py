@@ -375,13 +375,19 @@ class TableModel:
 
     @cached_property
     def claimed(self) -> tuple[ClaimedPair, ...]:
-        """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
+        """The pairs of cells that claims compare, claim by claim; of rows that the table has.
+
+        Of rows that stand on both sides of a claim, each is only compared with its own variant.
+        """
         rows = {row.row: row for row in self.rows}
         return tuple(
             ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column), of_claim.is_by_margin)
             for of_claim in self.claims
             for row, other in itertools.product(of_claim.better, of_claim.than)
-            if row in rows and other in rows and same_labels(rows[row], rows[other], of_claim.named_axes)
+            if row in rows
+            and other in rows
+            and same_labels(rows[row], rows[other], of_claim.named_axes)
+            and (row == other or row not in of_claim.than or other not in of_claim.better)
         )
 
     @property
@@ -424,14 +430,14 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
 def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows]:
     primary = next(column.name for column in columns if column.primary)
     for index, claim in enumerate(plan.ablation.content.claims):
-        column = claim.metric or primary
+        better, than = claim.columns(primary)
         yield ClaimedRows(
             index,
             frozenset(claim.better.keys() | claim.than.keys()),
             tuple(row.name for row in plan.rows if index in row.better),
             tuple(row.name for row in plan.rows if index in row.than),
-            column,
-            claim.metric_of_than(column),
+            better,
+            than,
             claim.says != "better",
         )
 

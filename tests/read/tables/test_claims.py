@@ -136,6 +136,27 @@ def test_a_variant_decides_for_the_rows_that_are_called_worse():
     assert of_variant.measure == " against ".join(named)
 
 
+def test_a_row_may_be_compared_with_its_own_variant_seed_by_seed():
+    """By hand: six paired differences of one sign have p = 2/2⁶, where two rows of six would have more."""
+    named = ("in_dist/token_error", "cut/in_dist/token_error")
+    row = {"model.position": "CoPE"}
+    plan = plan_of(
+        grid={"model.position": {"CoPE": ["cope"]}},
+        seeds=list(range(6)),
+        metrics=[{"name": name} for name in named],
+        when=[{"if": row, "set": {"evaluate.variants": {"cut": {"cope.cut": 2}}}}],
+        claims=[{"text": "A cut helps", "better": row, "than": row, "variant": "cut"}],
+        paired=True,
+    )
+    records = {
+        run.run_id: RunRecord(run_id=run.run_id, status="finished", metrics=dict(zip(named, values, strict=True)))
+        for run, values in zip(plan.runs, [(10.0 * n, 10.0 * n - 1 - n) for n in range(1, 7)], strict=True)
+    }
+    (found,) = claim_findings(plan, table_model(plan, records))
+    assert (found.verdict, found.measure) == ("shown", " against ".join(reversed(named)))
+    assert found.pairs[0].comparison.p_adjusted == pytest.approx(2 / 2**6)
+
+
 def test_a_hypothesis_is_supported_where_each_claim_is_shown():
     (shown,), (not_shown,) = findings_of(*NEAR, *FAR, *FAR), findings_of(*NEAR, *NEAR, *NEAR)
     assert hypothesis_verdict([shown, shown]) == "supported"

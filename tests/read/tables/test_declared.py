@@ -52,6 +52,7 @@ def test_what_a_claim_says_is_its_identity():
         {"than": {"model.position": ["None", "a_b <c>"]}},
         {"better": {"model.position": "None"}},
         {"than_variant": "capped"},
+        {"variant": "capped"},
         {"says": "equivalent", "margin": 0.5},
         {"says": "equivalent", "margin": "1 %"},
         {"says": "not worse", "margin": 0.5},
