@@ -3,14 +3,17 @@ r"""Code: language modelling of source files (Golovneva et al. 2024, section 5.5
     "¶def mean(values):\n    return sum(values) / len(values)\n¶import os\n …"      ¶ begins a file
 
 The paper's mix of code is not public. The default corpus is the standard library of the running Python, which every
-machine has without a download. Any folder of source files can be used instead; `corpus` names it.
+machine has without a download. `python-packages` is about ten times as large: the packages of the project's own
+environment, at pinned versions (`text.packages`). Any folder of source files can be used instead; `corpus` names it.
 
 Each file is a document. The SHA-256 of its content assigns it to training, validation or test. So copies of a file are
-in the same split, and the location of the folder does not matter.
+in the same split, and the location of the folder does not matter. With `split_folders` that of its first folders does,
+so that files of one project are in one split.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -23,10 +26,11 @@ from pydantic import Field, Strict, model_validator
 from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.language import FolderTask
 from cope_sweep.text import CorpusName, TextError
+from cope_sweep.text.packages import package_files
 from cope_sweep.text.reading import Files, file_digest
 from cope_sweep.text.sources import Shares
 
-STDLIB = "python-stdlib"
+STDLIB, PACKAGES = "python-stdlib", "python-packages"
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 Patterns = Annotated[tuple[str, ...], Strict(False)]
@@ -39,7 +43,8 @@ class Code(FolderTask):
     kind: Literal["code"] = "code"
     corpus: CorpusName = Field(
         default=STDLIB,
-        description="python-stdlib: the standard library of the running Python; any other name: your own folder.",
+        description="python-stdlib: the standard library of the running Python; python-packages: packages of the "
+        "project's environment, at pinned versions; any other name: your own folder.",
     )
     tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=4096, description="Number of tokens in a context.")
     vocabulary: Annotated[int, Field(ge=257, le=10**9)] = Field(
@@ -52,22 +57,38 @@ class Code(FolderTask):
     )
     validation_share: Share = Field(default=0.05, description="Share of the files, chosen by hash.")
     test_share: Share = Field(default=0.05, description="Share of the files, chosen by hash.")
+    split_folders: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0,
+        description="The first so many folders of a file's path decide its split, instead of its content; 0: its "
+        "content.",
+    )
 
     @model_validator(mode="after")
     def _check_folder(self) -> Self:
-        if self.folder is not None and self.corpus == STDLIB:
+        if self.folder is not None and self.corpus in (STDLIB, PACKAGES):
             raise InvalidValue(
-                f"task.folder is set, and task.corpus is {STDLIB}; give your corpus a name, for example "
+                f"task.folder is set, and task.corpus is {self.corpus}; give your corpus a name, for example "
                 "task.corpus=my-code",
                 key="task.corpus",
-                value=STDLIB,
+                value=self.corpus,
             )
+        if self.corpus == PACKAGES:
+            for name in ("suffixes", "exclude", "validation_share", "test_share", "split_folders"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise InvalidValue(
+                        f"task.{name} has no effect, because {PACKAGES} has its own files and splits; remove it",
+                        code="no_effect",
+                        key=f"task.{name}",
+                    )
         return self
 
     def text_folder(self) -> Path | None:
-        return Path(sysconfig.get_paths()["stdlib"]) if self.corpus == STDLIB else super().text_folder()
+        folders = {STDLIB: "stdlib", PACKAGES: "purelib"}
+        return Path(sysconfig.get_paths()[folders[self.corpus]]) if self.corpus in folders else super().text_folder()
 
     def files(self) -> Mapping[str, Files]:
+        if self.corpus == PACKAGES:
+            return package_files()
         folder = self.text_folder()
         if folder is None:
             raise TextError(
@@ -85,7 +106,7 @@ class Code(FolderTask):
             )
         splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
         for path in self._sources(folder):
-            splits[self._split(path)].append(path)
+            splits[self._split(path, folder)].append(path)
         for split, paths in splits.items():
             if not paths:
                 raise TextError(
@@ -112,5 +133,9 @@ class Code(FolderTask):
     def _excluded(self, name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in self.exclude)
 
-    def _split(self, path: Path) -> str:
-        return Shares(self.validation_share, self.test_share).split_of(file_digest(path))
+    def _split(self, path: Path, folder: Path) -> str:
+        shares = Shares(self.validation_share, self.test_share)
+        if not self.split_folders:
+            return shares.split_of(file_digest(path))
+        above = path.relative_to(folder).parts[:-1][: self.split_folders]
+        return shares.split_of(hashlib.sha256("/".join(above).encode()).digest())

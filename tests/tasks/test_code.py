@@ -50,6 +50,26 @@ def test_the_content_of_a_file_decides_its_split(folder):
     assert not train & test
 
 
+def test_the_first_folders_of_a_path_can_decide_its_split(folder):
+    """So all files of a project are in one split, and its other folders may be in another."""
+    for index in range(40):
+        (folder / f"project{index}" / "inner").mkdir(parents=True)
+        for name in ("a.py", "inner/b.py"):
+            (folder / f"project{index}" / name).write_text(f"{name[-4]} = {index}\n")
+    of_projects, of_inner = (
+        {
+            path.relative_to(folder): split
+            for split, files in own(folder, split_folders=depth).files().items()
+            for path in files.paths
+        }
+        for depth in (1, 2)
+    )
+    assert set(of_projects.values()) == {"train", "validation", "test"}
+    assert len({(path.parts[0], split) for path, split in of_projects.items()}) == 47
+    assert {path for path in of_projects if "inner" not in path.parts and of_inner[path] != of_projects[path]} == set()
+    assert {path for path in of_projects if of_inner[path] != of_projects[path]}
+
+
 def test_files_left_out(folder):
     for name in (
         "test/module.py",
