@@ -79,6 +79,14 @@ class Kind(Frozen):
         """
         return None if cls.__module__.startswith(BUILT_IN) else _source_digest(cls.__module__)
 
+    @classmethod
+    def default_before(cls, name: str, fields: Mapping[str, Any]) -> Any:
+        """The value of the field `name` in a stored spec with these `fields`, which is older than the field.
+
+        Override it where the default of a new field means another computation than the class had before.
+        """
+        return cls.model_fields[name].default
+
     def dump(self, mode: str = "json") -> Any:
         """The spec as plain data: a mapping; the `kind` alone for a `BARE` class with all fields at their defaults."""
         data = self.model_dump(mode=mode)

@@ -520,16 +520,18 @@ def default_of_field(key: str, spec: Mapping[str, Any]) -> Any:
     """
     if any(is_below(each, key) for each in spec):  # `gate_bias: {span: 16}` is no number
         return None
-    section, _, name = key.partition(".")
-    part: type[BaseModel] | None = SECTIONS.get(section)
+    above, _, name = key.partition(".")
+    part: type[BaseModel] | None = SECTIONS.get(above)
     if is_field(key):
-        kind, _, name = key.removeprefix(f"{ENCODINGS_KEY}.").partition(".")
+        above, _, name = key.rpartition(".")
+        kind = above.removeprefix(f"{ENCODINGS_KEY}.")
         part = ENCODINGS.get(kind) if kind in str(spec.get(ENCODINGS_KEY, "")).split("+") else None
-    elif section == "task":
+    elif above == "task":
         part = TASKS.get(str(spec.get("task.kind")))
     if part is None or name not in part.model_fields:
         return None
-    default = part.model_fields[name].default
+    fields = {each.removeprefix(f"{above}."): value for each, value in spec.items() if is_below(each, above)}
+    default = part.default_before(name, fields) if issubclass(part, Kind) else part.model_fields[name].default
     if not isinstance(default, (bool, int, float, str)):
         return None
     return int(default) if isinstance(default, float) and default.is_integer() else default

@@ -77,6 +77,11 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
                 "remove it, or add rope",
                 key=f"{encoding.kind}.rotated_query",
             )
+    if len({encoding.reading for encoding in encodings if isinstance(encoding, DaRoPE) and encoding.slow != "none"}) > 1:
+        # Readings differ by their version, and a model has one for each kind.
+        raise InvalidValue(
+            "model.position has darope with two readings; give both the same darope.reading", key="darope.reading", kind="darope"
+        )
     replacing = [encoding for encoding in encodings if encoding.weighs]
     if shared := _common_layers(replacing, dims):
         kinds_there = " and ".join(encoding.kind for encoding in replacing)
