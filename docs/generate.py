@@ -51,6 +51,11 @@ PAPERS = {
     "fire": "2310.04418",
     "dape": "2405.14722",
     "short_convolution": "2109.08668",
+    "pope": "2509.10534",
+    "mapformer_wm": "2511.19279",
+    "mapformer_em": "2511.19279",
+    "carope": "2507.23083",
+    "repo": "2512.14391",
 }
 """The paper of each encoding, by its number on arXiv, which starts with year and month."""
 

@@ -20,7 +20,10 @@ IN_THE_EMBEDDINGS = {"absolute", "sinusoidal"}
 KINDS = [
     kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith(BUILT_IN) and kind not in IN_THE_EMBEDDINGS
 ]
-READING_HIDDEN = {"fox", "path", "tra", "grape_ap", "darope", "selective_rope"}
+READING_HIDDEN = {
+    *("fox", "path", "tra", "grape_ap", "darope", "selective_rope"),
+    *("mapformer_wm", "mapformer_em", "carope", "repo"),
+}
 
 
 def attention(*encodings, **options):

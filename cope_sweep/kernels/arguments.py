@@ -89,6 +89,11 @@ class Inputs:
         """An encoding has rotated queries and keys."""
         return self.rotated_q_BHTK is not self.q_BHTK
 
+    @property
+    def widened(self) -> int:
+        """How many more components queries and keys have since they were rotated."""
+        return self.rotated_q_BHTK.shape[-1] - self.q_BHTK.shape[-1]
+
     def of_queries(self, start: int, stop: int) -> Inputs:
         """Of a full pass (T = S): queries `start` … `stop` − 1, and keys 0 … `stop` − 1."""
         q_BHTK, k_BHSK = self.q_BHTK[:, :, start:stop], self.k_BHSK[:, :, :stop]
@@ -236,10 +241,15 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
     base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK
     if any(query is not base_q for query in base_queries):
         return "one table has rotated queries, and another table or the gates have queries before the rotation"
+    v_BHSK = inputs.v_BHSK
+    if inputs.widened:
+        # Kernels read as many components of all of these as queries and keys have; the others are 0.
+        v_BHSK, base_q, gate_k = (_widened(x, inputs) for x in (v_BHSK, base_q, gate_k))
+        fields |= {name: _widened(fields[name], inputs) for name in ("e", "relative") if name in fields}
     return Arguments(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
-        inputs.v_BHSK,
+        v_BHSK,
         base_q=None if base_q is inputs.rotated_q_BHTK else base_q,
         gate_k=gate_k,
         gate_bias=gate_biases[0] if gate_biases else None,
@@ -274,6 +284,12 @@ def _fields_of(term: Term) -> dict[str, Any]:
     if isinstance(term, StickBreak):
         return {"stick_breaking": True, "keep_remainder": term.keep_remainder}
     return {"distance_slope": term.m_H}
+
+
+def _widened(x: Any, inputs: Inputs) -> Any:
+    """The tensor with zeros as its last components, as many as queries and keys have; None for None."""
+    missing = 0 if x is None else inputs.rotated_q_BHTK.shape[-1] - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
 def _padded(x_BHSF: Tensor, inputs: Inputs) -> Tensor:

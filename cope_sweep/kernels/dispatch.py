@@ -273,7 +273,9 @@ def attend(
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")
     if path.problem is not None:
-        return operator.attention(path.problem, path.name)
+        out_BHTK = operator.attention(path.problem, path.name)
+        K = inputs.v_BHSK.shape[-1]  # values are as wide as the keys there
+        return out_BHTK if out_BHTK.shape[-1] == K else out_BHTK[..., :K]
     if path.name == "blocked":
         return attend_in_blocks(inputs, positions, dropout, seeds_B)
     if path.name == "sdpa":
@@ -288,6 +290,7 @@ def _without_scores(inputs: Inputs) -> Tensor:
         inputs.v_BHSK,
         # A single query is the last token.
         is_causal=inputs.q_BHTK.shape[2] > 1,
+        scale=inputs.q_BHTK.shape[-1] ** -0.5 if inputs.widened else None,
     )
 
 

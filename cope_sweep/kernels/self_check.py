@@ -183,5 +183,6 @@ def _random_problem(
         # The input of FIRE's units is a share from 0 to 1. Where they hardly change, the gradient of w₂ cancels.
         of_encoding = stds | ({"w1": 3.0, "b1": 0.7} if encoding.kind == "fire" else {})
         for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
-            tensors[f"{index}.{name}"] = parameter.centre + normal(parameter.shape, of_encoding.get(name, 0.5))
+            centre = torch.tensor(parameter.centre, dtype=torch.float64)
+            tensors[f"{index}.{name}"] = centre + normal(parameter.shape, of_encoding.get(name, 0.5))
     return {name: x.to(dtype).double() for name, x in tensors.items()}, encodings

@@ -93,10 +93,13 @@ class PositionParameters(nn.Module):
             declaration = declared[name.split(".")[-1]]
             if declaration.bound is not None:
                 initialise_parameter(parameter, Uniform(declaration.bound), generator)
+            elif declaration.std and declaration.cut is not None:
+                end = declaration.cut * declaration.std
+                nn.init.trunc_normal_(parameter, 0, declaration.std, -end, end, generator=generator)
             elif declaration.std:
                 initialise_parameter(parameter, Normal(declaration.std), generator)
             if declaration.centre:
-                parameter.add_(declaration.centre)
+                parameter.add_(torch.tensor(declaration.centre, dtype=torch.float64).to(parameter))
 
 
 def _zeros(declared: Parameter) -> nn.Parameter:

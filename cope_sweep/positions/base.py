@@ -66,8 +66,10 @@ class Parameter:
     """True: one for each layer that the encoding serves. False: one that all layers share."""
     bound: float | None = None
     """The initialisation is uniform on ± this; None: it is normal, with `std`."""
-    centre: float = 0.0
-    """Mean of the initialisation."""
+    centre: float | tuple[float, ...] = 0.0
+    """Mean of the initialisation; several: one for each entry of the last dimension."""
+    cut: float | None = None
+    """The normal initialisation ends at this many standard deviations; None: nowhere."""
     learned: bool = True
     """False: a constant of the model, which keeps its initial value."""
 
@@ -118,6 +120,11 @@ class Encoding(Kind):
     def rotates(self) -> bool:
         """The encoding rotates queries and keys."""
         return type(self).rotate is not Encoding.rotate
+
+    @property
+    def widens(self) -> bool:
+        """`rotate` gives queries and keys another number of components; products are divided by √K all the same."""
+        return False
 
     @property
     def weighs(self) -> bool:
@@ -206,6 +213,7 @@ class Encoding(Kind):
     ) -> Tensor:
         """Queries, or `keys`, (B, H, T, K), rotated by their positions `start`, `start` + 1, …
 
+        Where the encoding `widens`, the result has more components.
         `features_BHSF` are this encoding's `features` of the tokens 0 … S − 1, with S ≥ `start` + T.
         """
         return x_BHTK

@@ -1,18 +1,19 @@
 """DaRoPE (2026) and HoPE (Chen et al. 2024): RoPE with other angles in its slow pairs.
 
-Fast pairs, which turn at least once in the trained length L (θ_c ≥ 2π/L), rotate as in RoPE. In the slow ones the angle
-of token t is
+Fast pairs, which turn at least once in the trained length L (θ_c ≥ 2π/L), rotate as in RoPE. In the slow ones the
+angle of token t is
 
     θ_c·L·σ(w_h·x_t + α_h·β_t),  β_t = ln(m/(L − m)),  m = t + ½ within [εL, (1 − ε)L],  ε = 10⁻⁶       DaRoPE
     0                                                                                      HoPE (`slow: none`)
 
-so all slow pairs of a head follow one number. w starts from N(0, 0.1²) and α at ½, for each head; there is no bias. w = 0
-and α = 1 give RoPE's angle at t + ½. Whether x is taken before or after the norm is not stated; here it is the layer's
-input, after it. With x of unit root mean square, w·x starts with the deviation 0.1·√D: at another width the same 0.1 is
-another model. β is computed in float64, from both ends of the clipped interval, as 1 − 10⁻⁶ is coarse in float32.
+so all slow pairs of a head follow one number. w starts from N(0, 0.1²) and α at ½, for each head; there is no bias. w
+= 0 and α = 1 give RoPE's angle at t + ½. Whether x is taken before or after the norm is not stated; here it is the
+layer's input, after it. With x of unit root mean square, w·x starts with the deviation 0.1·√D: at another width the
+same 0.1 is another model. β is computed in float64, from both ends of the clipped interval, as 1 − 10⁻⁶ is coarse in
+float32.
 
-`reading: guessed` is what this file computed before the text could be read: a bias, w from the family's start, α from 1,
-and the bounds 1/(2L) and 1 − 1/(2L) of m/L. Its runs have version 1.
+`reading: guessed` is what this file computed before the text could be read: a bias, w from the family's start, α from
+1, and the bounds 1/(2L) and 1 − 1/(2L) of m/L. Its runs have version 1.
 
 Shapes: C = K/2 pairs of components.
 """
@@ -40,7 +41,7 @@ class DaRoPE(RotaryEncoding):
     """Rotary position embedding whose slow pairs rotate by what a token decides, or not at all."""
 
     VERSION = 2
-    # The version tells the readings apart, so that runs of the guessed one keep the ids that they had before the text's.
+    # The version tells the readings apart: runs of the guessed one keep the ids that they had before the text's.
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("reading",)
 
     kind: Literal["darope"] = "darope"

@@ -7,6 +7,7 @@ from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
 from cope_sweep.positions.base import Dims, Encoding
+from cope_sweep.positions.carope import CARoPE
 from cope_sweep.positions.cope import ContextualEncoding, CoPE
 from cope_sweep.positions.cope_alibi import CoPEALiBi
 from cope_sweep.positions.cope_mlp import CoPEMLP
@@ -16,8 +17,12 @@ from cope_sweep.positions.fire import FIRE
 from cope_sweep.positions.fox import FoX
 from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.positions.kerple import Kerple
+from cope_sweep.positions.mapformer_em import MapFormerEM
+from cope_sweep.positions.mapformer_wm import MapFormerWM
 from cope_sweep.positions.path import PaTH
+from cope_sweep.positions.pope import PoPE
 from cope_sweep.positions.relative import Relative
+from cope_sweep.positions.repo import RePo
 from cope_sweep.positions.rope import RoPE
 from cope_sweep.positions.selective_rope import SelectiveRoPE
 from cope_sweep.positions.short_convolution import ShortConvolution
@@ -34,7 +39,7 @@ ENCODINGS = Registry(
     (
         *(Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
         *(FoX, PaTH, StickBreaking, TRA, GrapeAP, DaRoPE, SelectiveRoPE, FIRE, Kerple, DAPE, XPos),
-        ShortConvolution,
+        *(ShortConvolution, PoPE, MapFormerWM, MapFormerEM, CARoPE, RePo),
     ),
     entry_points="cope_sweep.positions",
 )
@@ -77,11 +82,8 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
                 "remove it, or add rope",
                 key=f"{encoding.kind}.rotated_query",
             )
-    if len({encoding.reading for encoding in encodings if isinstance(encoding, DaRoPE) and encoding.slow != "none"}) > 1:
-        # Readings differ by their version, and a model has one for each kind.
-        raise InvalidValue(
-            "model.position has darope with two readings; give both the same darope.reading", key="darope.reading", kind="darope"
-        )
+    _check_widening(encodings, dims)
+    _check_readings(encodings)
     replacing = [encoding for encoding in encodings if encoding.weighs]
     if shared := _common_layers(replacing, dims):
         kinds_there = " and ".join(encoding.kind for encoding in replacing)
@@ -90,6 +92,33 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
             key="model.position",
             kinds=[encoding.kind for encoding in replacing],
             layer=shared[0],
+        )
+
+
+def _check_widening(encodings: Sequence[Encoding], dims: Dims) -> None:
+    for encoding in encodings:
+        for other in encodings:
+            if other is encoding or not encoding.widens or not (other.rotates or other.uses_rotated_query):
+                continue
+            if shared := _common_layers([encoding, other], dims):
+                raise InvalidValue(
+                    f"model.position has {encoding.kind} and {other.kind} in layer {shared[0]}, and {encoding.kind} "
+                    f"makes queries and keys wider, so that {other.kind} cannot rotate or read them; remove one, or "
+                    "give them different `layers`",
+                    key="model.position",
+                    kinds=[encoding.kind, other.kind],
+                    layer=shared[0],
+                )
+
+
+def _check_readings(encodings: Sequence[Encoding]) -> None:
+    """Readings of DaRoPE differ by their version, and a model has one version of each kind."""
+    readings = {each.reading for each in encodings if isinstance(each, DaRoPE) and each.slow != "none"}
+    if len(readings) > 1:
+        raise InvalidValue(
+            "model.position has darope with two readings; give both the same darope.reading",
+            key="darope.reading",
+            kind="darope",
         )
 
 

@@ -77,7 +77,10 @@ class EncodingContract:
             for encoding, module in zip(run.model.position, model.position, strict=True):
                 declared = encoding.parameters(run.dims)
                 for name, parameter in module.named_parameters():
-                    parameter.normal_(declared[name.split(".")[-1]].centre, 1, generator=rng)
+                    parameter.normal_(generator=rng)
+                    parameter.add_(
+                        torch.tensor(declared[name.split(".")[-1]].centre, dtype=torch.float64).to(parameter)
+                    )
             for name, parameter in model.named_parameters():
                 if name.endswith("qkv.weight"):
                     parameter.mul_(30)

@@ -62,6 +62,8 @@ class TestHardAttention(EncodingContract):
         ([{"kind": "cope_mlp", "rotated_query": True}], {"key": "cope_mlp.rotated_query"}),
         ([{"kind": "alibi", "slopes": [1, 2, 3]}], {"key": "alibi.slopes", "slopes": 3, "heads": 2}),
         ([{"kind": "cope_alibi", "slopes": [1]}], {"key": "cope_alibi.slopes", "slopes": 1, "heads": 2}),
+        (["pope", "rope"], {"key": "model.position", "kinds": ["pope", "rope"], "layer": 0}),
+        (["path", "pope"], {"key": "model.position", "kinds": ["pope", "path"], "layer": 0}),
         (["stick_breaking", "tra"], {"key": "model.position", "kinds": ["stick_breaking", "tra"], "layer": 0}),
         ([{"kind": "t5", "buckets": 32, "max_distance": 16}], {"key": "t5.max_distance", "value": 16, "buckets": 32}),
         ([{"kind": "rope", "scaling": "yarn", "factor": 2}], {"key": "rope.trained", "scaling": "yarn"}),
@@ -98,6 +100,7 @@ def test_one_kind_can_occur_twice_in_different_layers():
 def test_the_built_in_encodings():
     built_in = [kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith("cope_sweep.")]
     assert sorted(built_in) == [
-        "absolute", "alibi", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap", "kerple",
-        "path", "relative", "rope", "selective_rope", "short_convolution", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
+        "absolute", "alibi", "carope", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap",
+        "kerple", "mapformer_em", "mapformer_wm", "path", "pope", "relative", "repo", "rope", "selective_rope",
+        "short_convolution", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
     ]  # fmt: skip
