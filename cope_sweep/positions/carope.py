@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
@@ -32,6 +33,13 @@ class CARoPE(RotaryEncoding):
     kind: Literal["carope"] = "carope"
     base: float = Field(default=10_000.0, gt=1, description="With `bias`: that of the RoPE that training starts as.")
     bias: bool = Field(default=True, description="Whether training starts as RoPE, with w = 0 and a learned bias.")
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if not self.bias and self.base != type(self).model_fields["base"].default:
+            raise InvalidValue(
+                "carope.base has no effect with bias: false; remove it", key="carope.base", setting="bias: false"
+            )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         shape = (dims.heads, dims.input_dim)

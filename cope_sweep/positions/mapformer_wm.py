@@ -62,7 +62,8 @@ class SteppingEncoding(RotaryEncoding):
         pairs = dims.head_dim // 2
         if pairs % self.dimensions:
             raise InvalidValue(
-                f"{self.kind}.dimensions = {self.dimensions} does not divide the {pairs} pairs of a head; choose a divisor",
+                f"{self.kind}.dimensions = {self.dimensions} does not divide the {pairs} pairs of a head; choose a "
+                "divisor",
                 key=f"{self.kind}.dimensions",
                 value=self.dimensions,
                 pairs=pairs,

@@ -9,6 +9,7 @@ from cope_sweep.model import Transformer
 from cope_sweep.positions import Dims, RoPE
 from cope_sweep.positions.carope import CARoPE
 from cope_sweep.testing import EncodingContract
+from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
 from tests.positions import naive
 
@@ -70,6 +71,11 @@ def test_a_token_can_slow_the_slower_pairs_and_neither_stop_nor_reverse_them():
     torch.testing.assert_close(steps[:, 0], torch.ones(2, dtype=torch.float64))  # the fastest pair turns by 1
     assert 0 < float(steps[0, 1]) < 0.11
     assert float(steps[1, 1]) == pytest.approx(0.5906, abs=1e-4)
+
+
+def test_a_base_without_a_bias_is_an_error():
+    with raises("invalid_value", key="carope.base", setting="bias: false"):
+        tiny_run(**{"model.position": [{"kind": "carope", "bias": False, "base": 100}]})
 
 
 def test_parameters():

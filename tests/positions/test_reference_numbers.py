@@ -1,6 +1,6 @@
-"""Outputs and gradients of the authors' released code for small random cases, `reference/*.json`, in float64.
+"""Outputs and gradients of released code for small random cases, `reference/*.json`, in float64.
 
-The names of the tensors are the authors'. A file's `origin` says which code ran, and what was replaced to run it on a CPU.
+It is the authors' code, for PoPE a library. The names of the tensors are theirs. A file's `origin` says which code ran, and what was replaced to run it on a CPU.
 """
 
 import json
@@ -18,6 +18,8 @@ from cope_sweep.positions.fox import FoX
 from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.positions.kerple import Kerple
 from cope_sweep.positions.path import PaTH
+from cope_sweep.positions.pope import PoPE
+from cope_sweep.positions.repo import RePo
 from cope_sweep.positions.rope import RoPE
 from cope_sweep.positions.selective_rope import SelectiveRoPE
 from cope_sweep.positions.stick_breaking import StickBreaking
@@ -35,6 +37,8 @@ FIRE_NAMES = {
     "c": "c",
     "factor": "L_multiplier",
 }
+SELECTIVE = {"down": "phi_proj.0.weight", "up": "phi_proj.1.weight", "taps": "phi_conv1d.weight"}
+PHASE_GATE = {"gate_weight": "phase_gate_proj.weight", "gate_bias": "phase_gate_proj.bias"}
 MLP = {"mlp_w1": "mlp2.0.weight", "mlp_b1": "mlp2.0.bias", "mlp_w2": "mlp2.2.weight", "mlp_b2": "mlp2.2.bias"}
 
 # file, case: our encoding, and the authors' name of each of our parameters
@@ -65,11 +69,22 @@ CASES = {
             "beta_bias": "bt_proj.bias",
         },
     ),
+    ("pope", "default"): (PoPE(), {"delta": "bias"}),
+    ("pope", "partial"): (PoPE(channels=3), {"delta": "bias"}),
+    ("repo", "default"): (
+        RePo(hidden=3),
+        {"gate": "gate_map.weight", "content": "content_map.weight", "position": "final_map.weight"},
+    ),
     ("rope", "ntk"): (RoPE(scaling="ntk", factor=4), {}),
     ("rope", "pi"): (RoPE(scaling="pi", factor=4), {}),
-    ("selective_rope", "head"): (
-        SelectiveRoPE(rank=3, unit="head"),
-        {"down": "phi_proj.0.weight", "up": "phi_proj.1.weight", "taps": "phi_conv1d.weight"},
+    ("selective_rope", "head"): (SelectiveRoPE(rank=3, unit="head"), SELECTIVE),
+    ("selective_rope", "silu_and_gate"): (
+        SelectiveRoPE(rank=3, unit="head", activation="silu", phase_gate=True),
+        SELECTIVE | PHASE_GATE,
+    ),
+    ("selective_rope", "silu_gate_and_bias"): (
+        SelectiveRoPE(rank=3, unit="head", activation="silu", phase_gate=True, phase_bias=True),
+        SELECTIVE | PHASE_GATE | {"log_bias": "phi_bias"},
     ),
     ("stick_breaking", "drop"): (StickBreaking(), {}),
     ("stick_breaking", "self"): (StickBreaking(remainder="self"), {}),
