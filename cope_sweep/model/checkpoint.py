@@ -25,6 +25,7 @@ from cope_sweep.config.source import dotted
 from cope_sweep.errors import CheckpointError
 from cope_sweep.frozen import Frozen
 from cope_sweep.model.transformer import Transformer
+from cope_sweep.positions import ENCODINGS
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
@@ -177,7 +178,7 @@ def _validated(data: Any, path: Path) -> _Config:
         )
     try:
         # From JSON, whose arrays strict validation takes for tuples.
-        return _Config.model_validate_json(json.dumps(data))
+        return _Config.model_validate_json(json.dumps(_with_earlier_fields(data)))
     except ValidationError as error:
         problems = [explain(item, _Config) for item in error.errors(include_url=False)]
         raise CheckpointError(
@@ -186,6 +187,26 @@ def _validated(data: Any, path: Path) -> _Config:
             file=str(path),
             keys=[dotted(problem.path) for problem in problems],
         ) from error
+
+
+def _with_earlier_fields(data: dict[str, Any]) -> dict[str, Any]:
+    """The config, in which encodings without a field that is younger than the checkpoint have what they meant then."""
+    match data:
+        case {"run": {"model": {"position": list(encodings)}}}:
+            run, model = data["run"], data["run"]["model"]
+            position = [_with_fields_of_then(encoding) for encoding in encodings]
+            return data | {"run": run | {"model": model | {"position": position}}}
+    return data
+
+
+def _with_fields_of_then(encoding: Any) -> Any:
+    match encoding:
+        case {"kind": str(kind)} if kind in ENCODINGS:
+            cls = ENCODINGS[kind]
+            missing = {name: field for name, field in cls.model_fields.items() if name not in encoding}
+            then = {name: cls.default_before(name, encoding) for name in missing}
+            return encoding | {name: value for name, value in then.items() if value != missing[name].default}
+    return encoding
 
 
 def _header(path: Path) -> tuple[dict[str, Shape], str | None]:

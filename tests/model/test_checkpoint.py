@@ -65,6 +65,24 @@ def test_round_trip(tmp_path: Path, tied: bool, position: list[str]) -> None:
     assert (loaded.head.weight is loaded.embedding.weight) == tied
 
 
+@pytest.mark.parametrize(
+    ("fields", "reading"), [({"reading": "guessed"}, "guessed"), ({"slow": "none"}, "text")], ids=["DaRoPE", "HoPE"]
+)
+def test_a_checkpoint_that_is_older_than_a_field_has_what_it_meant_then(
+    tmp_path: Path, fields: dict[str, Any], reading: str
+) -> None:
+    """As the code wrote it before DaRoPE had readings."""
+    spec = run_spec(position=[{"kind": "darope", "length": 12, **fields}])
+    save_model(tmp_path, Transformer(spec), spec)
+    run = json.loads((tmp_path / "config.json").read_text())["run"]
+    for name in ("reading", "alpha", "std"):
+        del run["model"]["position"][0][name]
+    edit_config(tmp_path, run=run)
+    _, loaded = load_model(tmp_path)
+    assert loaded == spec
+    assert loaded.model.position[0].model_dump()["reading"] == reading
+
+
 def test_half_precision_weights_are_widened(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file({name: value.bfloat16() for name, value in load_file(path).items()}, path)
