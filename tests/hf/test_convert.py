@@ -285,6 +285,7 @@ def test_bfloat16():
         (llama, ["fox"], {}, "missing_argument", {"argument": "hidden", "kind": "fox"}),
         (llama, ["path"], {}, "missing_argument", {"argument": "hidden", "kind": "path"}),
         (llama, ["darope"], {}, "missing_argument", {"argument": "hidden", "kind": "darope"}),
+        (llama, ["pope"], {}, "invalid_value", {"key": "model.position", "layer": 0}),
         (llama, ["short_convolution"], {}, "missing_argument", {"argument": "q", "kind": "short_convolution"}),
         (llama, ["absolute"], {}, "not_in_attention", {"kind": "absolute"}),
         (llama, ["t5"], {}, "shared_by_layers", {"key": "t5.share_layers"}),
