@@ -54,6 +54,9 @@ FAMILY_MEMORY = {
 NOT_RECOMPUTED = 4
 """More for each unit of width in a block of `gpt2` whose activations are too small to be computed again
 (`families.base.recomputed`)."""
+GATE_MEMORY, QK_NORM_MEMORY = 2, 4
+"""More with `output_gate`: the gates and their product with attention's output; with `qk_norm`: queries and keys before
+and after it. Counted, not measured."""
 ENCODING_MEMORY = {
     "rope": 6.2, "xpos": 5.1, "darope": 9.9, "selective_rope": 12.6, "path": 4.8, "short_convolution": 8.1,
     "cope": 1.3, "cope_mlp": 8.9, "cope_alibi": 0.0, "relative": 0.8, "alibi": 0.5, "t5": 1.8, "fire": 1.2,
@@ -113,7 +116,7 @@ def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], i
     family, sizes = run.model.family, run.sizes
     for name, declared in (family.input_parameters(sizes) | family.output_parameters(sizes)).items():
         yield name, declared.shape, 1
-    for name, declared in family.block_parameters(sizes).items():
+    for name, declared in (family.block_parameters(sizes) | run.attention_parameters).items():
         yield f"blocks.0.{name}", declared.shape, sizes.layers
     for encoding in run.model.position:
         layers = sum(encoding.serves(layer) for layer in range(sizes.layers))
@@ -242,6 +245,10 @@ def _block_numbers(run: RunSpec, tokens: int, *, on_cuda: bool) -> tuple[float, 
     saved, backward = family.saved_width * width + family.saved_hidden * hidden, family.backward_hidden * hidden
     if model.family.kind == "gpt2" and hidden < RECOMPUTED_ELEMENTS:
         saved += NOT_RECOMPUTED * width
+    if model.output_gate is not None:
+        saved += GATE_MEMORY * width
+    if model.qk_norm:
+        saved += QK_NORM_MEMORY * width
     for encoding in model.position:
         known_as = "rope" if encoding.rotates or encoding.mixes else "cope"
         added = ENCODING_MEMORY.get(encoding.kind, ENCODING_MEMORY[known_as])

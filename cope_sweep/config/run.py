@@ -21,7 +21,7 @@ from pydantic import (
 
 from cope_sweep.config.keys import ENCODINGS_KEY, is_below, is_field
 from cope_sweep.errors import InvalidValue
-from cope_sweep.families import GPT2, AnyFamily, ModelSizes
+from cope_sweep.families import GPT2, AnyFamily, Declarations, ModelSizes, OutputGate, attention_parameters
 from cope_sweep.frozen import Amount, Count, Frozen, Positive
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
@@ -68,6 +68,16 @@ class ModelSpec(Frozen):
     hard_attention: bool = Field(
         default=False,
         description="Attend only to the token with the largest logit; the gradient is taken from the softmax.",
+    )
+    output_gate: OutputGate | None = Field(
+        default=None,
+        description="Multiply the output of attention by σ(G·x), x the layer's input, before the output projection. "
+        "channel: a gate for each component; head: one for each head; null: none.",
+    )
+    qk_norm: bool = Field(
+        default=False,
+        description="An RMSNorm of each head's queries and keys, with learned gains that heads share, before encodings "
+        "use them.",
     )
     position: Annotated[tuple[AnyEncoding, ...], Strict(False)] = Field(
         default=(), description="Position encodings, which add up. Empty: none."
@@ -396,6 +406,14 @@ class RunSpec(Frozen):
         """The sizes that the shapes of the family's parameters depend on."""
         model = self.model
         return ModelSizes(self.task.vocabulary_size, model.dim, model.layers, model.feed_forward_dim, model.tied)
+
+    @property
+    def attention_parameters(self) -> Declarations:
+        """The declarations of what `output_gate` and `qk_norm` add to each block of the model's family."""
+        model = self.model
+        return attention_parameters(
+            model.family, dim=model.dim, heads=model.heads, output_gate=model.output_gate, qk_norm=model.qk_norm
+        )
 
     @property
     def training_tokens(self) -> int:

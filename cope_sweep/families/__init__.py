@@ -4,12 +4,15 @@ from typing import Annotated
 
 from cope_sweep.families.base import (
     ConstantValue,
+    Declarations,
     Family,
     Initialisation,
     ModelSizes,
     Normal,
+    OutputGate,
     ParameterDeclaration,
     Uniform,
+    attention_parameters,
 )
 from cope_sweep.families.gpt2 import GPT2
 from cope_sweep.families.llama import Llama
@@ -32,12 +35,15 @@ __all__ = [
     "GPT2",
     "AnyFamily",
     "ConstantValue",
+    "Declarations",
     "Family",
     "Initialisation",
     "Llama",
     "ModelSizes",
     "Normal",
+    "OutputGate",
     "ParameterDeclaration",
     "PostNorm",
     "Uniform",
+    "attention_parameters",
 ]

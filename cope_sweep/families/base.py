@@ -12,7 +12,9 @@ layer. It expects these names:
     attention.out.weight, .bias     (D, D), (D,)
     head.weight                     (V, D)              unless it is tied to the embedding
 
-Shapes: B batch, T tokens, D model dim, F hidden units of the feed-forward net, V vocabulary.
+`attention_parameters` declares what options of the model add to the attention of any family.
+
+Shapes: B batch, T tokens, D model dim, F hidden units of the feed-forward net, V vocabulary, H heads, K head dim.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cope_sweep.registry import Kind
 from cope_sweep.sizes import RECOMPUTED_ELEMENTS
@@ -134,6 +136,30 @@ class Family(Kind):
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:
         """The input of the output layer, from the last block's output."""
         return x_BTD
+
+
+# -- Options of the attention of all families --------------------------------------------------------------------------
+
+GATE, QUERY_NORM, KEY_NORM = "attention.gate", "attention.query_norm", "attention.key_norm"
+OutputGate = Literal["channel", "head"]
+
+
+def attention_parameters(
+    family: Family, *, dim: int, heads: int, output_gate: OutputGate | None, qk_norm: bool
+) -> Declarations:
+    """Declarations of `model.output_gate`, (D, D) or (H, D), and of `model.qk_norm`, a gain of K for queries and keys.
+
+    The gate starts as the family's other linear layers.
+    """
+    declared: Declarations = {}
+    if output_gate is not None:
+        bound = family.linear_bound(dim)
+        rows = dim if output_gate == "channel" else heads
+        declared |= linear_parameters(GATE, dim, rows, Normal(0.02) if bound is None else Uniform(bound), None)
+    if qk_norm:
+        for name in (QUERY_NORM, KEY_NORM):
+            declared[f"{name}.weight"] = ParameterDeclaration((dim // heads,), ONES)
+    return declared
 
 
 # -- Parts that several families use -----------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.families.base import Parameters, linear
+from cope_sweep.families.base import GATE, KEY_NORM, QUERY_NORM, Parameters, linear
 from cope_sweep.kernels import Inputs, LayerEncoding, LayerEncodings, attend
 from cope_sweep.model.packing import Packing
+from cope_sweep.positions.base import at_least_float32
 
 LayerCache = dict[str, Tensor]
 """The cached tensors of one layer by name (keys, values), each (B, H, S, K); empty before the first token."""
@@ -36,7 +38,8 @@ def self_attention(
     """Multi-head attention, softmax(q·k/√K + Σ scores)·v over the tokens up to each query, (B, T, D).
 
     Args:
-        parameters: the layer's `attention.qkv` and `attention.out`, as its family declares them.
+        parameters: the layer's `attention.qkv` and `attention.out`, as its family declares them, and the options of
+            `attention_parameters`.
         x_BTD: the input of the layer.
         positions: the encodings that serve this layer, with their parameters.
         heads: H.
@@ -56,6 +59,9 @@ def self_attention(
     # Whole shapes, without −1, which torch cannot infer for 0 tokens.
     qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, width // (3 * heads))
     q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+    if f"{QUERY_NORM}.weight" in parameters:
+        q_BHTK = _head_norm(q_BHTK, parameters[f"{QUERY_NORM}.weight"])
+        k_BHTK = _head_norm(k_BHTK, parameters[f"{KEY_NORM}.weight"])
     features: list[Tensor | None] = []
     for position in positions:
         if position.encoding.samples:
@@ -79,7 +85,19 @@ def self_attention(
         lengths_B=lengths_B,
     )
     attended_BTD = attended_BHTK.transpose(1, 2).flatten(2)
-    return linear(parameters, "attention.out", attended_BTD if packing is None else packing.pack(attended_BTD))
+    if packing is not None:
+        attended_BTD = packing.pack(attended_BTD)
+    if f"{GATE}.weight" in parameters:
+        gate_BTX = linear(parameters, GATE, x_BTD).sigmoid()
+        # A gate for each head is the same for all its components.
+        attended_BTD = attended_BTD * gate_BTX.repeat_interleave(attended_BTD.shape[-1] // gate_BTX.shape[-1], dim=-1)
+    return linear(parameters, "attention.out", attended_BTD)
+
+
+def _head_norm(x_BHTK: Tensor, gain_K: Tensor) -> Tensor:
+    """Each head's vectors divided by their root mean squares, times the gains; computed in float32 or more."""
+    precise = at_least_float32(x_BHTK)
+    return F.rms_norm(precise, gain_K.shape, gain_K.to(precise.dtype), 1e-6).to(x_BHTK.dtype)
 
 
 def cached_attention(

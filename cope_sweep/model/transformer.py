@@ -50,7 +50,8 @@ class Block(nn.Module):
     def __init__(self, run: RunSpec) -> None:
         super().__init__()
         self.spec = run.model
-        self.declared = run.model.family.block_parameters(run.sizes)
+        self.of_family, self.of_options = run.model.family.block_parameters(run.sizes), run.attention_parameters
+        self.declared = self.of_family | self.of_options
         add_parameters(self, self.declared)
         self.parameters_by_name = ParametersByName(self, self.declared)
 
@@ -263,11 +264,14 @@ class Transformer(nn.Module):
         generator = torch.Generator().manual_seed(run.seed)
         initialise(self, self.family.input_parameters(run.sizes), generator)
         for block in cast(list[Block], list(self.blocks)):
-            initialise(block, block.declared, generator)
+            initialise(block, block.of_family, generator)
         initialise(self, self.family.output_parameters(run.sizes), generator)
         # Last, so that models that differ only in their encodings start with the same other weights.
         for encoding_parameters in self._position_parameters():
             encoding_parameters.initialise(run.dims, generator)
+        # And those that differ only in the gate of attention's output, too.
+        for block in cast(list[Block], list(self.blocks)):
+            initialise(block, block.of_options, generator)
 
 
 def check_reach(run: RunSpec, tokens: int) -> None:

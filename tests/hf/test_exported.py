@@ -44,7 +44,10 @@ def exported(folder, position, **fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"model.tied": True}, {"model.tied": False}, {"model.family": "llama"}, {"model.family": "post_norm"}],
+    [
+        *({"model.tied": True}, {"model.tied": False}, {"model.family": "llama"}, {"model.family": "post_norm"}),
+        *({"model.output_gate": "channel"}, {"model.output_gate": "head", "model.qk_norm": True}),
+    ],
     ids=str,
 )
 def test_logits_are_ours(tmp_path, fields):
