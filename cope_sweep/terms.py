@@ -16,6 +16,8 @@ An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes
         ShareBias         f_h(u[i − j]·r[i]), f_h piecewise linear
     a function of the key:
         KeyBias           b_hj
+    a mask:
+        Window            −∞ for i − j ≥ w
 
 One term describes weights that replace the softmax: StickBreak.
 
@@ -135,6 +137,13 @@ class KeyBias:
 
 
 @dataclass(frozen=True)
+class Window:
+    """0 for the last `size` keys, the query's own included, and −∞ for keys before them."""
+
+    size: int
+
+
+@dataclass(frozen=True)
 class StickBreak:
     """Weights σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)) of the earlier keys, where s are the logits with all scores added."""
 
@@ -143,4 +152,4 @@ class StickBreak:
 
 
 ContextualTerm = LookUp | PiecewiseLinear | Slope | LogSlope
-Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope | ShareBias | KeyBias | StickBreak
+Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope | ShareBias | KeyBias | Window | StickBreak

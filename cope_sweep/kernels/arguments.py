@@ -36,6 +36,7 @@ from cope_sweep.terms import (
     Slope,
     StickBreak,
     Term,
+    Window,
 )
 
 if TYPE_CHECKING:
@@ -168,6 +169,9 @@ class Arguments(NamedTuple):
     """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, instead of the softmax."""
     keep_remainder: bool = False
     """Stick-breaking: the query's own value gets the weight that no key has taken."""
+    window: int = 0
+    """Keys at this distance or more have no weight: `distance_bias` ends with `HIDDEN` there, so kernels may leave them
+    out. 0: there is no window."""
 
     @property
     def contextual(self) -> bool:
@@ -180,7 +184,10 @@ QUERIES_AND_KEYS = Arguments._fields.index("e")
 DIFFERENTIABLE = Arguments._fields.index("knots")
 """Number of fields, from the first, that have gradients."""
 
-_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", bool: "bool"}
+HIDDEN = -1e30
+"""The bias of keys beyond a window. It is finite: where a tile has no other keys, a softmax with −∞ would be NaN."""
+
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", bool: "bool", int: "int"}
 
 
 def schema() -> str:
@@ -246,6 +253,8 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
         # Kernels read as many components of all of these as queries and keys have; the others are 0.
         v_BHSK, base_q, gate_k = (_widened(x, inputs) for x in (v_BHSK, base_q, gate_k))
         fields |= {name: _widened(fields[name], inputs) for name in ("e", "relative") if name in fields}
+    if "window" in fields:
+        fields["distance_bias"] = _in_window(fields.get("distance_bias"), fields["window"], inputs)
     return Arguments(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
@@ -281,6 +290,8 @@ def _fields_of(term: Term) -> dict[str, Any]:
         return {**tables, "share_distance": term.u_S, "share_query": term.r_Q}
     if isinstance(term, KeyBias):
         return {"key_bias": term.b_BHS}
+    if isinstance(term, Window):
+        return {"window": term.size}
     if isinstance(term, StickBreak):
         return {"stick_breaking": True, "keep_remainder": term.keep_remainder}
     return {"distance_slope": term.m_H}
@@ -290,6 +301,17 @@ def _widened(x: Any, inputs: Inputs) -> Any:
     """The tensor with zeros as its last components, as many as queries and keys have; None for None."""
     missing = 0 if x is None else inputs.rotated_q_BHTK.shape[-1] - x.shape[-1]
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def _in_window(b_HR: Tensor | None, size: int, inputs: Inputs) -> Tensor:
+    """A bias of distances, with `HIDDEN` for those outside of a window as its last entry."""
+    q_BHTK, distances = inputs.q_BHTK, min(size, inputs.k_BHSK.shape[2])
+    if b_HR is None:
+        b_HR = q_BHTK.new_zeros((q_BHTK.shape[1], distances), dtype=torch.float32)
+    else:
+        # Distances beyond its table have its last entry.
+        b_HR = b_HR[:, torch.arange(distances, device=b_HR.device).clamp(max=b_HR.shape[1] - 1)]
+    return torch.nn.functional.pad(b_HR, (0, 1), value=HIDDEN)
 
 
 def _padded(x_BHSF: Tensor, inputs: Inputs) -> Tensor:

@@ -45,7 +45,7 @@ HEAD_DIMS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """A problem is checked at the smallest of these that is not below its own head dim. Every second one fills the Triton
 kernels' blocks, and the others leave a part empty."""
 
-_FLAGS = ("log_gates", "stick_breaking", "keep_remainder")
+_FLAGS = ("log_gates", "stick_breaking", "keep_remainder", "window")
 _OPTIONAL = [name for name, kind in get_type_hints(Arguments).items() if kind == Tensor | None and name != "seeds"]
 
 CheckResults = dict[str, Tensor]
@@ -149,6 +149,7 @@ def _random_problem(
     from cope_sweep.positions.fox import FoX
     from cope_sweep.positions.grape_ap import GrapeAP
     from cope_sweep.positions.stick_breaking import StickBreaking
+    from cope_sweep.positions.window import Window
 
     # Gates whose keys are not the keys of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
@@ -159,6 +160,7 @@ def _random_problem(
         "m": GrapeAP() if "log_gates" in names else CoPEALiBi(slopes="learned", **gates),
         "relative": Relative(positions=3 * POSITIONS),
         "distance_bias": T5(buckets=8, max_distance=3 * POSITIONS),
+        "window": Window(size=6 * POSITIONS),
         "distance_slope": ALiBi(),
         "share_slope": FIRE(hidden=9, threshold=TOKENS / 2),
         "key_bias": FoX(),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, Strict
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Frozen
 from cope_sweep.registry import Kind
 from cope_sweep.terms import Term
 
@@ -245,19 +246,53 @@ class Encoding(Kind):
 Cut = Annotated[int, Field(ge=1, le=10**9)] | None
 """The number of positions that are told apart when a trained model is evaluated; None: all that it was trained with."""
 
-Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
+class Every(Frozen):
+    """Each n-th layer: with n = 4 the layers 3, 7, 11, …"""
+
+    every: Annotated[int, Field(ge=2, le=10**9)]
+
+    def __contains__(self, layer: int) -> bool:
+        return (layer + 1) % self.every == 0
+
+
+class AllButEvery(Frozen):
+    """All layers but each n-th: with n = 4 the layers 0, 1, 2, 4, 5, 6, 8, …"""
+
+    all_but_every: Annotated[int, Field(ge=2, le=10**9)]
+
+    def __contains__(self, layer: int) -> bool:
+        return (layer + 1) % self.all_but_every != 0
+
+
+LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
 """Accepts a list too: files have no tuples."""
 
 
 class AttentionEncoding(Encoding):
     """An encoding that acts in attention layers: in all of them, or in `layers`."""
 
-    layers: Layers | None = Field(default=None, description="The layers that use it, counted from 0; null: all.")
+    layers: LayerNumbers | Every | AllButEvery | None = Field(
+        default=None,
+        description="The layers that use it: their numbers, counted from 0; {every: 4}: 3, 7, 11, …; "
+        "{all_but_every: 4}: the others; null: all.",
+    )
 
     def serves(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
 
     def check(self, dims: Dims) -> None:
+        if isinstance(self.layers, Every | AllButEvery):
+            ((form, period),) = self.layers.model_dump().items()
+            if period > dims.layers:
+                means = "no layer" if form == "every" else "all layers"
+                raise InvalidValue(
+                    f"{self.kind}.layers is {{{form}: {period}}}, which means {means} of the {dims.layers} of "
+                    f"model.layers; choose at most {dims.layers}, or name the layers",
+                    key=f"{self.kind}.layers",
+                    value=period,
+                    layers=dims.layers,
+                )
+            return
         beyond = [layer for layer in self.layers or () if layer >= dims.layers]
         if beyond:
             raise InvalidValue(

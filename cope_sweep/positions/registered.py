@@ -29,7 +29,9 @@ from cope_sweep.positions.short_convolution import ShortConvolution
 from cope_sweep.positions.sinusoidal import Sinusoidal
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.t5 import T5
+from cope_sweep.positions.temperature import Temperature
 from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.window import Window
 from cope_sweep.positions.xpos import XPos
 from cope_sweep.registry import Registry
 
@@ -39,7 +41,7 @@ ENCODINGS = Registry(
     (
         *(Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
         *(FoX, PaTH, StickBreaking, TRA, GrapeAP, DaRoPE, SelectiveRoPE, FIRE, Kerple, DAPE, XPos),
-        *(ShortConvolution, PoPE, MapFormerWM, MapFormerEM, CARoPE, RePo),
+        *(ShortConvolution, PoPE, MapFormerWM, MapFormerEM, CARoPE, RePo, Window, Temperature),
     ),
     entry_points="cope_sweep.positions",
 )

@@ -10,7 +10,7 @@ import torch
 from cope_sweep.kernels import Inputs, LayerEncoding, attend, make_problem, query_blocks, which
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.native import build
-from cope_sweep.positions import T5, ALiBi, CoPE, CoPEMLP, Dims, Relative
+from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Relative
 from cope_sweep.positions.dape import DAPE
 from cope_sweep.positions.fire import FIRE
 from cope_sweep.positions.fox import FoX
@@ -19,6 +19,7 @@ from cope_sweep.positions.kerple import Kerple
 from cope_sweep.positions.path import PaTH
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.window import Window
 
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 3e-4, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 """The largest norm of an error, relative to that of the result, or to 1 for a gradient that cancels."""
@@ -33,6 +34,15 @@ FUSED = [
     [FIRE(hidden=5, threshold=20.0, activation="leaky_relu"), T5(), FoX()],
     [StickBreaking()],
     [StickBreaking(remainder="self"), ALiBi(), Relative(positions=70)],
+    [Window(size=1)],
+    [Window(size=20)],
+    [Window(size=64), FoX()],
+    [Window(size=500), CoPE(p_max=9)],
+    [Window(size=30), CoPE(p_max="full")],
+    [CoPEALiBi(slopes="learned"), Window(size=70)],
+    [Window(size=40), T5()],
+    [Kerple(), Window(size=90)],
+    [StickBreaking(), Window(size=33)],
 ]
 """What the native kernels compute."""
 OTHERS = [
@@ -47,6 +57,9 @@ OTHERS = [
     [StickBreaking(), FoX()],
     [StickBreaking(), CoPE(p_max=9)],
     [CoPEMLP(hidden=5, activation="gelu")],
+    [Window(size=50, chunks=True)],
+    [PaTH(), Window(size=40)],
+    [TRA(), Window(size=40)],
 ]
 """What is computed in blocks of queries."""
 
@@ -196,3 +209,25 @@ def test_biases_of_a_model_in_half_precision_are_computed_in_float32(encoding):
     for name, x in exact.items():
         assert half[name].dtype == torch.float32
         torch.testing.assert_close(half[name], x)
+
+
+@pytest.mark.parametrize(
+    "sizes", SIZES[:4], ids=range(4)
+)  # with large logits, the gradient of b₂ is 0 but for rounding
+def test_cope_mlp_in_a_window(sizes, poisoned_memory):
+    assert_equals_reference(
+        [CoPEMLP(hidden=5), Window(size=70), Relative(positions=9)], "native", torch.float32, **sizes
+    )
+
+
+@pytest.mark.parametrize("encodings", [[Window(size=10)], [Window(size=10), CoPE(p_max=4)]], ids=ids)
+def test_tiles_before_the_window_are_not_visited(encodings):
+    """A key that is not a number, 3 tiles before the query."""
+    q, k, v = (torch.randn(1, 1, 300, 16) for _ in range(3))
+    k[:, :, 0] = torch.nan
+    positions = [
+        LayerEncoding(each, {name: torch.ones(p.shape) for name, p in each.parameters(Dims(16, 1, 1, 300)).items()})
+        for each in encodings
+    ]
+    attended = attend(Inputs(q, k, v, q, k, [None] * len(encodings)), positions, implementation="native")
+    assert attended[:, :, 128:].isfinite().all()

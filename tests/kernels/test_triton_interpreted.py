@@ -23,6 +23,7 @@ from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from cope_sweep.positions.fox import FoX
+from cope_sweep.positions.window import Window
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, attention_by, make_inputs, problem_of, random_tensors
 
@@ -102,6 +103,11 @@ CASES = {
     "t5, all distances near": case(T5(buckets=4, max_distance=40), queries=20),
     "cope and t5": case(CoPE(p_max=3), T5(buckets=4, max_distance=9), queries=48, heads=2),
     "relative and t5": case(Relative(positions=4, far="last", per_head=True), T5(buckets=4, max_distance=9), heads=3),
+    "window": case(Window(size=9), heads=2, queries=70),
+    "window, cope": case(CoPE(p_max=5), Window(size=20), queries=70),
+    "window and t5, padding": case(
+        T5(buckets=4, max_distance=9), Window(size=17), batch=2, queries=50, cached=9, lengths=(18, 59)
+    ),
     "fox": case(FoX(), heads=2, queries=48),
     "cope and fox, saturated": case(CoPE(p_max=3), FoX(), queries=48, heads=2),
     "fox, padding, dropout": case(FoX(), batch=2, queries=30, cached=9, lengths=(18, 39), dropout=0.3),

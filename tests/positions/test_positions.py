@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cope_sweep.model import Transformer
 from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.testing import EncodingContract
 from tests.helpers.errors import raises
@@ -102,5 +103,46 @@ def test_the_built_in_encodings():
     assert sorted(built_in) == [
         "absolute", "alibi", "carope", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap",
         "kerple", "mapformer_em", "mapformer_wm", "path", "pope", "relative", "repo", "rope", "selective_rope",
-        "short_convolution", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
+        "short_convolution", "sinusoidal", "stick_breaking", "t5", "temperature", "tra", "window", "xpos",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "serving"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([0, 5], [0, 5]),
+        ({"every": 4}, [3, 7]),
+        ({"every": 3}, [2, 5]),
+        ({"all_but_every": 4}, [0, 1, 2, 4, 5, 6]),
+        ({"every": 8}, [7]),
+    ],
+)
+def test_the_layers_of_an_encoding(layers, serving):
+    run = tiny_run(**{"model.layers": 8, "model.position": [{"kind": "cope", "layers": layers}, "rope"]})
+    cope = run.model.position[0]
+    assert [layer for layer in range(8) if cope.serves(layer)] == serving
+    position = Transformer(run).position[0]
+    assert [int(layer) for layer in position.layers] == serving
+    assert cope.dump()["layers"] == layers
+
+
+@pytest.mark.parametrize(("form", "period"), [("every", 5), ("all_but_every", 5)])
+def test_a_pattern_of_no_or_all_layers_is_an_error(form, period):
+    with raises("invalid_value", key="cope.layers", value=period, layers=4):
+        tiny_run(**{"model.layers": 4, "model.position": [{"kind": "cope", "layers": {form: period}}]})
+
+
+@pytest.mark.parametrize("layers", [{"every": 1}, {"every": 2, "all_but_every": 2}, {}, {"evry": 4}, [], "all"])
+def test_other_forms_of_layers_are_errors(layers):
+    with pytest.raises(ValueError, match="layers"):
+        tiny_run(**{"model.layers": 4, "model.position": [{"kind": "cope", "layers": layers}]})
+
+
+def test_layers_without_positions_compute_what_a_list_of_layers_does():
+    """RoPE in three of four layers, in a window, and nothing in the fourth."""
+    tokens, logits = torch.randint(0, 6, (2, 9)), []
+    for layers in ({"all_but_every": 4}, [0, 1, 2]):
+        position = [{"kind": "rope", "layers": layers}, {"kind": "window", "size": 3, "layers": layers}]
+        logits.append(Transformer(tiny_run(**{"model.layers": 4, "model.position": position}))(tokens))
+    assert torch.equal(*logits)

@@ -52,7 +52,7 @@ def _c_type(name: str, kind: Any) -> Any:
         return View
     if name in ("lengths", "seeds"):
         return Integers
-    return {float: c_float, bool: c_int64}.get(kind, FloatPointer)
+    return {float: c_float, bool: c_int64, int: c_int64}.get(kind, FloatPointer)
 
 
 _PASSED = {name: _c_type(name, kind) for name, kind in get_type_hints(Arguments).items() if name != "dropout"}

@@ -91,25 +91,26 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
 
     // The gradients of scores are needed separately if gates have logits of their own, and for biases by distance or key.
     float* own = x.separate() || x.relative || x.distance_bias || x.key_bias || x.share_slope ? static_cast<float*>(m.ds) : nullptr;
+    const int64_t last = x.first_tile(first + rows.first);
     int64_t tile = block;
     int held = 0;
-    for (; tile >= 0 && held < MAX_HELD_TILES && unsaturated() && !linear(); --tile, ++held) {
+    for (; tile >= last && held < MAX_HELD_TILES && unsaturated() && !linear(); --tile, ++held) {
         walk(tile, own, m.x_tiles + held * TILE * TILE, m.y_tiles + held * TILE * TILE);
         value_products(tile);
         if (x.separate()) key_products(tile, m.ds);
     }
-    if (tile >= 0 && linear()) {
+    if (tile >= last && linear()) {
         for (int r = rows.first; r < rows.end; ++r) {
             const float slope = kind == SEGMENTS ? m.rows[r].slope[m.rows[r].segment] + m.rows[r].m : m.rows[r].m;
             m.dp_total[r] = m.sums[r].positions - slope * sum(m.sums[r].scores);
         }
-    } else if (tile >= 0 && unsaturated()) {  // more tiles than can be held: visit the rest for D, then again
+    } else if (tile >= last && unsaturated()) {  // more tiles than can be held: visit the rest for D, then again
         Row saved_rows[TILE];
         RowSums saved_sums[TILE];
         std::copy(m.rows, m.rows + TILE, saved_rows);
         std::copy(m.sums, m.sums + TILE, saved_sums);
         m.only_total = true;
-        for (int64_t rest = tile; rest >= 0 && unsaturated(); --rest) walk(rest, own, m.x_tile, m.y_tile);
+        for (int64_t rest = tile; rest >= last && unsaturated(); --rest) walk(rest, own, m.x_tile, m.y_tile);
         m.only_total = false;
         for (int r = rows.first; r < rows.end; ++r) m.dp_total[r] = m.sums[r].positions;
         std::copy(saved_rows, saved_rows + TILE, m.rows);
@@ -118,7 +119,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         for (int r = rows.first; r < rows.end; ++r) m.dp_total[r] = m.sums[r].positions;
     }
     for (int n = 0; n < held; ++n) gate_products(block - n, m.x_tiles + n * TILE * TILE, m.y_tiles + n * TILE * TILE);
-    for (; tile >= 0 && !m.exhausted<kind>(rows); --tile) {
+    for (; tile >= last && !m.exhausted<kind>(rows); --tile) {
         const bool gates = unsaturated();
         walk(tile, gates ? own : static_cast<float*>(m.da), gates ? static_cast<float*>(m.x_tile) : nullptr, m.y_tile);
         value_products(tile);

@@ -79,7 +79,8 @@ static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, 
     for (int r = rows.first; r < rows.end; ++r) m.softmax[r] = {-std::numeric_limits<float>::infinity(), vf{}};
     const float saturation = x.saturation();
     bool unsaturated = kind != NONE;
-    for (int64_t tile = block; tile >= 0 && !m.exhausted<kind>(rows); --tile) {
+    const int64_t last = x.first_tile(first + rows.first);
+    for (int64_t tile = block; tile >= last && !m.exhausted<kind>(rows); --tile) {
         const bool diagonal = tile == block;
         const float* gate_logits = m.begin_tile<kind>(x, rows, tile, diagonal, unsaturated, base_q);
         const auto row = x.simple() && !diagonal ? forward_row<kind, true> : forward_row<kind, false>;

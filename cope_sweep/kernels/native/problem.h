@@ -29,6 +29,8 @@ struct NativeProblem : abi::Problem {
     int64_t query(int64_t b, int64_t h, int64_t t) const { return (b * H + h) * T + t; }  // in arrays of all queries
     int64_t segments() const { return N + 1; }  // between knots
     int64_t share_segments() const { return share_N + 1; }
+    // The first tile with a key that query `token`, or one after it, can see.
+    int64_t first_tile(int64_t token) const { return window && token >= window ? (token - window + 1) / TILE : 0; }
     int64_t tiles() const { return (S + TILE - 1) / TILE; }
     long width() const { return (D + W - 1) / W * W; }  // a row of D floats, padded to whole vectors
     int64_t tokens(int64_t b) const { return lengths ? (lengths[b] < S ? lengths[b] : S) : S; }
