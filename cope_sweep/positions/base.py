@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Frozen
@@ -131,6 +131,11 @@ class Encoding(Kind):
     def weighs(self) -> bool:
         """The encoding replaces the softmax."""
         return type(self).weights is not Encoding.weights
+
+    @property
+    def replaces(self) -> bool:
+        """`score` puts logits of its own in the place of q·k/√K, which it subtracts. A layer can have one such."""
+        return False
 
     @property
     def samples(self) -> bool:
@@ -264,14 +269,33 @@ class AllButEvery(Frozen):
         return (layer + 1) % self.all_but_every != 0
 
 
+def _check_layers(layers: Any) -> Any:
+    """The same value. Raises ValueError here, and not in each member of the union that it could be."""
+    if isinstance(layers, list | tuple):
+        is_valid = bool(layers) and all(type(layer) is int and 0 <= layer <= 10**9 for layer in layers)
+    elif isinstance(layers, Mapping):
+        (form, period), *others = layers.items() or [("", None)]
+        is_valid = not others and form in ("every", "all_but_every") and type(period) is int and 2 <= period <= 10**9
+    else:
+        is_valid = isinstance(layers, Every | AllButEvery)
+    if is_valid:
+        return layers
+    raise InvalidValue(
+        f"{layers!r} does not name layers; write their numbers, counted from 0, as in [0, 1, 2], or {{every: 4}} or "
+        "{all_but_every: 4}, with 2 or more",
+        key="layers",
+    )
+
+
 LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
 """Accepts a list too: files have no tuples."""
+Layers = Annotated[LayerNumbers | Every | AllButEvery, BeforeValidator(_check_layers)]
 
 
 class AttentionEncoding(Encoding):
     """An encoding that acts in attention layers: in all of them, or in `layers`."""
 
-    layers: LayerNumbers | Every | AllButEvery | None = Field(
+    layers: Layers | None = Field(
         default=None,
         description="The layers that use it: their numbers, counted from 0; {every: 4}: 3, 7, 11, …; "
         "{all_but_every: 4}: the others; null: all.",

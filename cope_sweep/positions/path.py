@@ -55,6 +55,10 @@ class PaTH(AttentionEncoding):
     def uses_rotated_query(self) -> bool:
         return True
 
+    @property
+    def replaces(self) -> bool:
+        return True
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         bound = dims.linear_bound
         return {

@@ -16,6 +16,7 @@ from cope_sweep.positions.darope import DaRoPE
 from cope_sweep.positions.fire import FIRE
 from cope_sweep.positions.fox import FoX
 from cope_sweep.positions.grape_ap import GrapeAP
+from cope_sweep.positions.inkling import Inkling
 from cope_sweep.positions.kerple import Kerple
 from cope_sweep.positions.mapformer_em import MapFormerEM
 from cope_sweep.positions.mapformer_wm import MapFormerWM
@@ -31,6 +32,7 @@ from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.t5 import T5
 from cope_sweep.positions.temperature import Temperature
 from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.wall import Wall
 from cope_sweep.positions.window import Window
 from cope_sweep.positions.xpos import XPos
 from cope_sweep.registry import Registry
@@ -41,7 +43,7 @@ ENCODINGS = Registry(
     (
         *(Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
         *(FoX, PaTH, StickBreaking, TRA, GrapeAP, DaRoPE, SelectiveRoPE, FIRE, Kerple, DAPE, XPos),
-        *(ShortConvolution, PoPE, MapFormerWM, MapFormerEM, CARoPE, RePo, Window, Temperature),
+        *(Wall, Inkling, ShortConvolution, PoPE, MapFormerWM, MapFormerEM, CARoPE, RePo, Window, Temperature),
     ),
     entry_points="cope_sweep.positions",
 )
@@ -86,11 +88,16 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
             )
     _check_widening(encodings, dims)
     _check_readings(encodings)
-    replacing = [encoding for encoding in encodings if encoding.weighs]
+    _check_single([encoding for encoding in encodings if encoding.weighs], "the softmax", dims)
+    _check_single([encoding for encoding in encodings if encoding.replaces], "q·k", dims)
+
+
+def _check_single(replacing: Sequence[Encoding], replaced: str, dims: Dims) -> None:
+    """Raise ValueError if a layer has two of these encodings."""
     if shared := _common_layers(replacing, dims):
         kinds_there = " and ".join(encoding.kind for encoding in replacing)
         raise InvalidValue(
-            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces the softmax; keep one",
+            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces {replaced}; keep one",
             key="model.position",
             kinds=[encoding.kind for encoding in replacing],
             layer=shared[0],

@@ -41,6 +41,10 @@ class TRA(AttentionEncoding):
     def uses_rotated_query(self) -> bool:
         return True
 
+    @property
+    def replaces(self) -> bool:
+        return True
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return projection("decay", dims.heads, dims)
 

@@ -15,10 +15,12 @@ from cope_sweep.positions.dape import DAPE
 from cope_sweep.positions.fire import FIRE
 from cope_sweep.positions.fox import FoX
 from cope_sweep.positions.grape_ap import GrapeAP
+from cope_sweep.positions.inkling import Inkling
 from cope_sweep.positions.kerple import Kerple
 from cope_sweep.positions.path import PaTH
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.wall import Wall
 from cope_sweep.positions.window import Window
 
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 3e-4, torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -43,6 +45,9 @@ FUSED = [
     [Window(size=40), T5()],
     [Kerple(), Window(size=90)],
     [StickBreaking(), Window(size=33)],
+    [Inkling(curves=5, distances=40)],
+    [Inkling(distances="full"), T5()],
+    [Inkling(curves=3, distances=1024), Window(size=40), FoX()],
 ]
 """What the native kernels compute."""
 OTHERS = [
@@ -60,6 +65,11 @@ OTHERS = [
     [Window(size=50, chunks=True)],
     [PaTH(), Window(size=40)],
     [TRA(), Window(size=40)],
+    [PaTH(), FoX(scale_positions=True)],
+    [Wall()],
+    [Wall(), FoX(start=8)],
+    [Inkling(curves=17, distances=30)],
+    [Inkling(curves=4, distances=30), CoPE(p_max=9)],
 ]
 """What is computed in blocks of queries."""
 

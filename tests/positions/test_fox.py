@@ -4,13 +4,22 @@ import pytest
 import torch
 
 from cope_sweep.kernels import Inputs, LayerEncoding, attention_weights, visible
+from cope_sweep.model import Transformer
+from cope_sweep.positions import Dims
 from cope_sweep.positions.fox import FoX
 from cope_sweep.testing import EncodingContract
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
 
 
 class TestFoX(EncodingContract):
-    specs = [FoX(), FoX(scaled=False), [FoX(layers=(1,)), "cope"], ["fox", "rope", "t5"]]
+    specs = [
+        FoX(),
+        FoX(scaled=False),
+        FoX(scale_positions=True, start=2.0),
+        [FoX(layers=(1,)), "cope"],
+        ["fox", "rope", "t5"],
+    ]
     extrapolates = True
 
 
@@ -45,3 +54,24 @@ def test_a_decay_of_thousands_is_exact_in_half_precision():
     bias = FoX().term({}, torch.zeros(1, 1, 2000, 2, dtype=torch.bfloat16), 2000, gates).b_BHS
     assert bias.dtype == torch.float32
     assert (bias[0, 0, -1] - bias[0, 0, -2]).item() == pytest.approx(math.log1p(math.e), abs=1e-3)
+
+
+def test_gates_start_with_a_bias():
+    dims = Dims(64, 4, 1, 128)
+    assert FoX().parameters(dims) == FoX(start=0).parameters(dims)
+    declared = FoX(start=8).parameters(dims)
+    assert (declared["forget_bias"].centre, declared["forget_bias"].std) == (8, 0)
+    assert declared["forget_weight"] == FoX().parameters(dims)["forget_weight"]
+    run = tiny_run(**{"model.position": [{"kind": "fox", "start": 8}]})
+    assert Transformer(run).position[0].layers["0"]["forget_bias"].tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("queries", [None, 2])
+def test_the_sum_of_gates_can_be_divided_by_the_root_of_the_head_dimension(queries):
+    attention = naive.attention(queries=queries, features=1)
+    half = FoX().score({}, attention) / 2  # √4
+    torch.testing.assert_close(FoX(scale_positions=True).score({}, attention), half)
+    whole, divided = (
+        each.term({}, attention.q_BHQK, 6, attention.features_BHSF).b_BHS for each in (FoX(), FoX(scale_positions=True))
+    )
+    torch.testing.assert_close(divided, whole / 2)

@@ -3,14 +3,16 @@ import math
 import pytest
 import torch
 
+from cope_sweep.kernels import Inputs, LayerEncoding, attention_weights, visible
 from cope_sweep.positions import path
+from cope_sweep.positions.fox import FoX
 from cope_sweep.positions.path import EPS, PaTH
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
 
 
 class TestPaTH(EncodingContract):
-    specs = [PaTH(rank=3), [PaTH(rank=2, layers=(1,)), "rope"], ["path", "fox"]]
+    specs = [PaTH(rank=3), [PaTH(rank=2, layers=(1,)), "rope"], ["path", "fox"], ["path", FoX(scale_positions=True)]]
     extrapolates = True
 
 
@@ -47,3 +49,26 @@ def test_a_reflection_by_hand():
     negated = q * torch.tensor([-1.0, 1.0])
     expected = torch.stack([q @ k[0], negated @ k[1], q @ k[2]]) / math.sqrt(2)
     torch.testing.assert_close(scores[0, 0, 2], expected)
+
+
+@pytest.mark.parametrize(("scaled", "divisor"), [(False, 1), (True, 2)])
+def test_path_fox(scaled, divisor):
+    """The weights by loops: the text adds the gates to k·H⋯H·q/√K, the code divides both by √K = 2."""
+    attention = naive.attention(tokens=6, features=5)
+    gates, taps = naive.normal(1, 2, 6, 1, seed=2), naive.normal(8, 3)
+    q, k, features = attention.q_BHQK, attention.k_BHSK, attention.features_BHSF
+    inputs = Inputs(q, k, k, q, k, [features, gates])
+    encodings = [LayerEncoding(PaTH(), {"taps": taps}), LayerEncoding(FoX(scale_positions=scaled))]
+    weights = attention_weights(inputs, encodings, visible(6, 6, torch.device("cpu")))
+    for h in range(2):
+        for i in range(6):
+            powers, changed, decay = {}, q[0, h, i], 0.0
+            for j in range(i, -1, -1):
+                powers[j] = math.exp(float(changed @ k[0, h, j]) / 2 + decay / divisor)
+                mixed = sum(taps[4 * h : 4 * h + 4, 2 - b] * features[0, h, j - b, :4] for b in range(3) if j >= b)
+                w = mixed * mixed.sigmoid()
+                w = w / (w.square().sum() + EPS).sqrt()
+                changed = changed - 2 / (1 + math.exp(-features[0, h, j, 4])) * w * (w @ changed)
+                decay += naive.log_sigmoid(gates[0, h, j, 0])
+            expected = [powers.get(j, 0) / sum(powers.values()) for j in range(6)]
+            assert weights[0, h, i].tolist() == pytest.approx(expected, abs=1e-10)

@@ -65,6 +65,7 @@ class TestHardAttention(EncodingContract):
         ([{"kind": "cope_alibi", "slopes": [1]}], {"key": "cope_alibi.slopes", "slopes": 1, "heads": 2}),
         (["pope", "rope"], {"key": "model.position", "kinds": ["pope", "rope"], "layer": 0}),
         (["path", "pope"], {"key": "model.position", "kinds": ["pope", "path"], "layer": 0}),
+        (["path", "wall"], {"key": "model.position", "kinds": ["path", "wall"], "layer": 0}),
         (["stick_breaking", "tra"], {"key": "model.position", "kinds": ["stick_breaking", "tra"], "layer": 0}),
         ([{"kind": "t5", "buckets": 32, "max_distance": 16}], {"key": "t5.max_distance", "value": 16, "buckets": 32}),
         ([{"kind": "rope", "scaling": "yarn", "factor": 2}], {"key": "rope.trained", "scaling": "yarn"}),
@@ -102,8 +103,9 @@ def test_the_built_in_encodings():
     built_in = [kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith("cope_sweep.")]
     assert sorted(built_in) == [
         "absolute", "alibi", "carope", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap",
-        "kerple", "mapformer_em", "mapformer_wm", "path", "pope", "relative", "repo", "rope", "selective_rope",
-        "short_convolution", "sinusoidal", "stick_breaking", "t5", "temperature", "tra", "window", "xpos",
+        "inkling", "kerple", "mapformer_em", "mapformer_wm", "path", "pope", "relative", "repo", "rope",
+        "selective_rope", "short_convolution", "sinusoidal", "stick_breaking", "t5", "temperature", "tra", "wall",
+        "window", "xpos",
     ]  # fmt: skip
 
 
