@@ -56,8 +56,15 @@ PAPERS = {
     "mapformer_em": "2511.19279",
     "carope": "2507.23083",
     "repo": "2512.14391",
+    "window": "2004.05150",
 }
 """The paper of each encoding, by its number on arXiv, which starts with year and month."""
+CODE = {
+    "wall": ("2026", "fla-org/flash-linear-attention"),
+    "inkling": ("2026", "huggingface/transformers"),
+    "temperature": ("2025", "huggingface/transformers"),
+}
+"""Year and repository, on GitHub, of encodings that have no paper."""
 
 KERNEL_SIZES = Dims(dim=64, heads=2, layers=1, context=512)
 MANY_COMMANDS = 4
@@ -187,6 +194,15 @@ def has_all_kernels() -> bool:
     return (kernel("cope", "cpu"), kernel("cope", "cuda")) == ("native", "triton")
 
 
+def source_of(kind: str) -> tuple[str, str]:
+    """The year of an encoding, and a link to its paper, or to code if it has none."""
+    if kind in CODE:
+        year, repository = CODE[kind]
+        return year, f"[{repository}](https://github.com/{repository})"
+    number = PAPERS[kind]
+    return f"20{number[:2]}", f"[{number}](https://arxiv.org/abs/{number})"
+
+
 def encodings() -> str:
     """The encodings with their papers and kernels, and their fields."""
     definitions = ablation_schema()["$defs"]
@@ -194,13 +210,10 @@ def encodings() -> str:
     rows = []
     for schema in schemas:
         kind = kind_of(schema)
-        number = PAPERS[kind]
+        year, source = source_of(kind)
         description = schema["description"].partition("\n")[0]
-        paper = f"[{number}](https://arxiv.org/abs/{number})"
-        rows.append(
-            [f"[`{kind}`](#{kind})", description, f"20{number[:2]}", paper, kernel(kind, "cpu"), kernel(kind, "cuda")]
-        )
-    header = "encoding | what it is | year | arXiv | on a CPU | on a GPU"
+        rows.append([f"[`{kind}`](#{kind})", description, year, source, kernel(kind, "cpu"), kernel(kind, "cuda")])
+    header = "encoding | what it is | year | arXiv, or code | on a CPU | on a GPU"
     text = table(header, rows) + "\n" + "".join(kind_sections(schemas, "##"))
     for name in definitions:  # their sections are on the page of keys
         text = text.replace(f"](#{name.lower()})", f"](keys.md#{name.lower()})")

@@ -21,7 +21,7 @@ KINDS = [
     kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith(BUILT_IN) and kind not in IN_THE_EMBEDDINGS
 ]
 READING_HIDDEN = {
-    *("fox", "path", "tra", "grape_ap", "darope", "selective_rope"),
+    *("fox", "path", "tra", "grape_ap", "darope", "selective_rope", "wall", "inkling"),
     *("mapformer_wm", "mapformer_em", "carope", "repo"),
 }
 

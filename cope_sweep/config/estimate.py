@@ -61,7 +61,7 @@ ENCODING_MEMORY = {
     "rope": 6.2, "xpos": 5.1, "darope": 9.9, "selective_rope": 12.6, "path": 4.8, "short_convolution": 8.1,
     "cope": 1.3, "cope_mlp": 8.9, "cope_alibi": 0.0, "relative": 0.8, "alibi": 0.5, "t5": 1.8, "fire": 1.2,
     "kerple": 1.9, "dape": 2.8, "fox": 0.8, "stick_breaking": 2.8, "tra": 2.5, "grape_ap": 7.2, "absolute": 0.0,
-    "sinusoidal": 0.0,
+    "sinusoidal": 0.0, "wall": 6.0, "inkling": 2.0, "window": 0.0, "temperature": 1.0,
 }  # fmt: skip
 """Kind → what it adds to a block, for each token and unit of width: the mean over the families, 127 and 1,023 tokens.
 By holes in the heap, one measurement is up to 4 above or below. Others count as `rope` if they rotate or mix, else as

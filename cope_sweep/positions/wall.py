@@ -5,8 +5,8 @@
 The key's own gate is not in the product, the query's is. There is no paper; this is the authors' code in
 fla-org/flash-linear-attention. W starts as N(0, 0.02²) and b = 8, where all gates are open: plain attention, but for
 0.03 % a token. A closed gate takes a far score to 0, and not to −∞ as FoX's. The code's option of FoX's gate beside it,
-not divided by √K, is `[wall, {kind: fox, start: 8}]`. Its QK norm and output gate are `model.qk_norm` and
-`model.output_gate`, its window is `window`; a sink logit for each head is left out.
+not divided by √K, is `[wall, {kind: fox, start: 8}]`. Its output gate is `model.output_gate`, its window is
+`window`, its QK norm is `model.qk_norm`, with gains for each head there; a sink logit for each head is left out.
 
 exp(−P_j) alone would overflow. So only differences of running sums are taken, all ≤ 0: between tokens inside a chunk of
 keys, and from each key to its chunk's last token and from there to each later query, which is a product of matrices.

@@ -24,6 +24,7 @@ from cope_sweep.positions.rope import RoPE
 from cope_sweep.positions.selective_rope import SelectiveRoPE
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.wall import Wall
 from cope_sweep.positions.xpos import XPos
 
 FILES = Path(__file__).with_name("reference")
@@ -40,8 +41,16 @@ FIRE_NAMES = {
 SELECTIVE = {"down": "phi_proj.0.weight", "up": "phi_proj.1.weight", "taps": "phi_conv1d.weight"}
 PHASE_GATE = {"gate_weight": "phase_gate_proj.weight", "gate_bias": "phase_gate_proj.bias"}
 MLP = {"mlp_w1": "mlp2.0.weight", "mlp_b1": "mlp2.0.bias", "mlp_w2": "mlp2.2.weight", "mlp_b2": "mlp2.2.bias"}
+PATH_NAMES = {
+    "down": "w_proj.0.weight",
+    "up": "w_proj.1.weight",
+    "taps": "w_conv1d.weight",
+    "beta_weight": "bt_proj.weight",
+    "beta_bias": "bt_proj.bias",
+}
+WALL_NAMES = {"gate_weight": "gate_proj.weight", "gate_bias": "gate_proj.bias"}
 
-# file, case: our encoding, and the authors' name of each of our parameters
+# file, case: our encoding or encodings, and the authors' name of each of our parameters
 CASES = {
     ("alibi", "default"): (ALiBi(), {}),
     ("cable", "default"): (
@@ -59,15 +68,10 @@ CASES = {
     ("grape_ap", "released"): (GrapeAP(reading="released", size=6), {"path": "c_p.weight"}),
     ("kerple", "clamped"): (Kerple(), KERPLE),
     ("kerple", "default"): (Kerple(), KERPLE),
-    ("path", "default"): (
-        PaTH(rank=3),
-        {
-            "down": "w_proj.0.weight",
-            "up": "w_proj.1.weight",
-            "taps": "w_conv1d.weight",
-            "beta_weight": "bt_proj.weight",
-            "beta_bias": "bt_proj.bias",
-        },
+    ("path", "default"): (PaTH(rank=3), PATH_NAMES),
+    ("path_fox", "forget_gates"): (
+        [PaTH(rank=3), FoX(scale_positions=True)],
+        PATH_NAMES | {"forget_weight": "g_proj.weight", "forget_bias": "g_proj.bias"},
     ),
     ("pope", "default"): (PoPE(), {"delta": "bias"}),
     ("pope", "partial"): (PoPE(channels=3), {"delta": "bias"}),
@@ -89,6 +93,11 @@ CASES = {
     ("stick_breaking", "drop"): (StickBreaking(), {}),
     ("stick_breaking", "self"): (StickBreaking(remainder="self"), {}),
     ("tra", "default"): (TRA(), {"decay_weight": "delta_proj.weight", "decay_bias": "delta_proj.bias"}),
+    ("wall", "default"): (Wall(), WALL_NAMES),
+    ("wall", "scalar_gate"): (
+        [Wall(), FoX(start=8)],
+        WALL_NAMES | {"forget_weight": "scalar.weight", "forget_bias": "scalar.bias"},
+    ),
     ("xpos", "default"): (XPos(), {}),
 }
 
@@ -100,20 +109,28 @@ def test_every_stored_case_is_compared():
 
 @pytest.mark.parametrize(("file", "case"), CASES)
 def test_outputs_and_gradients_are_those_of_the_authors_code(file, case):
-    encoding, names = CASES[file, case]
+    encodings, names = CASES[file, case]
+    encodings = encodings if isinstance(encodings, list) else [encodings]
     stored = json.loads((FILES / f"{file}.json").read_text())["cases"][case]
     leaves = {
         name: torch.tensor(values, dtype=torch.float64, requires_grad=True) for name, values in stored["inputs"].items()
     }
     q, k, v, x = (leaves.get(name) for name in ("q", "k", "v", "x"))
     _, heads, tokens, head_dim = q.shape
-    declared = encoding.parameters(Dims(heads * head_dim, heads, layers=1, context=tokens))
-    parameters = {name: leaves[names[name]].view(declared[name].shape) for name in declared}
-    features = None if x is None else encoding.features(parameters, x)
-    if features is not None:
-        features = features.view(1, tokens, heads, -1).transpose(1, 2)
-    turned = [encoding.rotate(parameters, each, 0, features, keys=each is k) for each in (q, k)]
-    output = reference(Inputs(q, k, v, *turned, [features]), [LayerEncoding(encoding, parameters)])
+    positions, of_all, turned = [], [], [q, k]
+    for encoding in encodings:
+        declared = encoding.parameters(Dims(heads * head_dim, heads, layers=1, context=tokens))
+        parameters = {name: leaves[names[name]].view(declared[name].shape) for name in declared}
+        features = None if x is None else encoding.features(parameters, x)
+        if features is not None:
+            features = features.view(1, tokens, heads, -1).transpose(1, 2)
+        turned = [
+            encoding.rotate(parameters, each, 0, features, keys=keys)
+            for each, keys in zip(turned, (False, True), strict=True)
+        ]
+        positions.append(LayerEncoding(encoding, parameters))
+        of_all.append(features)
+    output = reference(Inputs(q, k, v, *turned, of_all), positions)
     output.backward(torch.tensor(stored["upstream"], dtype=torch.float64))
     # The numbers are stored with 12 digits.
     expected = {"output": stored["output"], **stored["gradients"]}
