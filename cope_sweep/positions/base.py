@@ -251,6 +251,7 @@ class Encoding(Kind):
 Cut = Annotated[int, Field(ge=1, le=10**9)] | None
 """The number of positions that are told apart when a trained model is evaluated; None: all that it was trained with."""
 
+
 class Every(Frozen):
     """Each n-th layer: with n = 4 the layers 3, 7, 11, …"""
 
