@@ -440,13 +440,18 @@ class RunSpec(Frozen):
         lengths = tuple(f"@{times}x" for times in self.evaluate.lengths)
         for split in self.test_sets:
             longer = lengths if split == self.task.TESTS[0] else ()
-            yield from (f"{prefix}{split}/{name}{at}" for at in (*suffixes, *longer) for name in self.task.METRICS)
+            yield from (
+                f"{prefix}{split}/{name}{at}"
+                for at in (*suffixes, *longer)
+                for name in self.task.metrics
+                if not at or "@" not in name
+            )
             yield from (f"{prefix}{split}/{POSITION_PERPLEXITY}@{end}" for end in self.evaluate.position_ends)
 
     @property
     def metrics_in_training(self) -> tuple[str, ...]:
         """The names of the metrics that every evaluation measures, not only the one after the last step."""
-        tests = (f"{split}/{name}" for split in self.test_sets for name in self.task.METRICS)
+        tests = (f"{split}/{name}" for split in self.test_sets for name in self.task.metrics)
         return (*tests, "train/loss")
 
     @cached_property

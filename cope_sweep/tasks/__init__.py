@@ -7,6 +7,7 @@ from cope_sweep.tasks.base import IGNORED, VALIDATION, Batch, GeneratedTask, Tas
 from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
 from cope_sweep.tasks.flip_flop import FlipFlop
+from cope_sweep.tasks.grid_navigation import GridNavigation
 from cope_sweep.tasks.last_sentence import LastSentence
 from cope_sweep.tasks.mqar import MQAR, MQRAR
 from cope_sweep.tasks.selective_copy import SelectiveCopy
@@ -17,7 +18,7 @@ from cope_sweep.tasks.wikitext import WikiText
 TASKS = Registry(
     "task",
     Task,  # type: ignore[type-abstract]
-    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, WikiText, Code, Text),
+    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, GridNavigation, WikiText, Code, Text),
     entry_points="cope_sweep.tasks",
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "Counting",
     "FlipFlop",
     "GeneratedTask",
+    "GridNavigation",
     "LastSentence",
     "SelectiveCopy",
     "Task",

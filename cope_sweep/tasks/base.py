@@ -113,6 +113,33 @@ class Task(Kind):
     """The tokens of a sequence that are targets in training, in words. Perplexity is meaningful for them only."""
 
     @property
+    def partial_errors(self) -> tuple[str, ...]:
+        """Further metrics: errors on some of the targets, in percent, named `last_error`, `distance_error@8`.
+
+        The number after `@` is the end of a range that the metric counts, such as the last of some places. Only tests
+        at the trained length have these.
+        """
+        return ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of every test set: `METRICS` and `partial_errors`."""
+        return (*self.METRICS, *self.partial_errors)
+
+    def counted(self, batch: Batch, split: str) -> dict[str, np.ndarray]:
+        """The targets of sequences of a split that each of `partial_errors` counts: bool, (N, T)."""
+        return {}
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The token ids among which an answer is chosen, if it is not the most probable one of all tokens."""
+        return ()
+
+    def valid_next(self, inputs_NT: np.ndarray) -> np.ndarray | None:
+        """The tokens that may follow each token, bool, (N, T, V), for the metric `f1_error`; None without it."""
+        return None
+
+    @property
     @abstractmethod
     def vocabulary_size(self) -> int:
         """Number of token ids; ids are 0 … vocabulary_size − 1."""
@@ -153,13 +180,14 @@ class Task(Kind):
         """
         return {}
 
-    def shortcut_errors(self, split: str, count: int) -> dict[str, float]:
-        """Rule → its token error in percent on the first `count` sequences of a test set. Raises as `sequences`.
+    def shortcut_errors(self, split: str, count: int, metric: str = "token_error") -> dict[str, float]:
+        """Rule → its error in percent on the first `count` sequences of a test set. Raises as `sequences`.
 
         The first rule gives the answer that is the most frequent one in the first test set, and the others are
-        `shortcuts`.
+        `shortcuts`. `metric` is the token error or one of `partial_errors`; other metrics have no rules, so the result
+        is empty, as it is where nothing is counted.
         """
-        return dict(_shortcut_errors(self, split, count))
+        return dict(_shortcut_errors(self, split, count, metric))
 
     def structure(self, split: str, count: int) -> dict[str, float]:
         """What makes the first `count` sequences of a test set hard, by name, for reports. Raises as `sequences`."""
@@ -306,10 +334,18 @@ class GeneratedTask(Task):
 
 # All runs of a task have the same test sets, and so the same rules.
 @lru_cache(maxsize=256)
-def _shortcut_errors(task: Task, split: str, count: int) -> tuple[tuple[str, float], ...]:
+def _shortcut_errors(task: Task, split: str, count: int, metric: str) -> tuple[tuple[str, float], ...]:
+    if metric != "token_error" and metric not in task.partial_errors:
+        return ()
     first, batch = task.sequences(task.TESTS[0], 0, 0, count), task.sequences(split, 0, 0, count)
-    most_frequent = np.bincount(first.targets_NT[first.answers_NT]).argmax()
+    first_NT, counted_NT = (
+        each.answers_NT if metric == "token_error" else task.counted(each, each_split)[metric]
+        for each, each_split in ((first, task.TESTS[0]), (batch, split))
+    )
+    if not (first_NT.any() and counted_NT.any()):
+        return ()
+    most_frequent = np.bincount(first.targets_NT[first_NT]).argmax()
     answers: dict[str, Any] = {"the most frequent answer": most_frequent}
     answers |= {name: a if a.ndim == 2 else a[:, None] for name, a in task.shortcuts(batch.inputs_NT).items()}
-    is_wrong = {name: (answer != batch.targets_NT)[batch.answers_NT] for name, answer in answers.items()}
+    is_wrong = {name: (answer != batch.targets_NT)[counted_NT] for name, answer in answers.items()}
     return tuple((name, 100 * float(wrong.mean())) for name, wrong in is_wrong.items())

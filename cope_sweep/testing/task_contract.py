@@ -138,7 +138,28 @@ class TaskContract:
         assert task.TESTS
         assert "train" not in task.TESTS
         assert len(set(task.TESTS)) == len(task.TESTS)
-        assert len(set(task.METRICS)) == len(task.METRICS)
+        assert len(set(task.metrics)) == len(task.metrics)
+
+    def test_partial_errors_count_targets(self, task: Task) -> None:
+        """Each of them counts something in a test set."""
+        counted = {name: 0 for name in task.partial_errors}
+        for split in task.TESTS:
+            batch = task.sequences(split, 0, 0, COUNT)
+            masks = task.counted(batch, split)
+            assert masks.keys() == counted.keys()
+            for name, mask_NT in masks.items():
+                assert mask_NT.shape == batch.targets_NT.shape
+                assert mask_NT.dtype == bool
+                assert (batch.targets_NT[mask_NT] != IGNORED).all(), name
+                counted[name] += mask_NT.sum()
+        assert all(counted.values()), counted
+
+    def test_answers_are_among_the_choices(self, task: Task) -> None:
+        if not task.choices:
+            pytest.skip("answers are chosen among all tokens")
+        for split in task.TESTS:
+            batch = task.sequences(split, 0, 0, 20)
+            assert np.isin(batch.targets_NT[batch.answers_NT], task.choices).all()
 
     def test_marks_have_the_shape_of_the_tokens(self, task: Task) -> None:
         tokens_NT = task.sequences("train", 0, 0, 20).inputs_NT
@@ -182,7 +203,7 @@ class TaskContract:
         with trainer.runtime.applied():
             trainer.train_step()
             measured = trainer.evaluate(4)
-        assert set(measured) >= {f"{split}/{metric}" for split in task.TESTS for metric in task.METRICS}
+        assert set(measured) >= {f"{split}/{metric}" for split in task.TESTS for metric in task.metrics}
         assert all(np.isfinite(value) for value in measured.values()), measured
 
 

@@ -15,6 +15,7 @@ from cope_sweep.tasks import (
     Code,
     Counting,
     FlipFlop,
+    GridNavigation,
     LastSentence,
     SelectiveCopy,
     Task,
@@ -52,6 +53,9 @@ SMALL: dict[str, Task | Callable[[Path], Task]] = {
     "last_sentence": LastSentence(most_words=7, vocabulary=40),
     "mqar": MQAR(vocabulary=20, tokens=24, pairs=2, more_pairs=5),
     "mqrar": MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4),
+    "grid_navigation": GridNavigation(
+        dimensions=2, steps=40, dense_steps=30, sparse_steps=50, width=4, dense_width=3, sparse_width=5, p_empty=0.2
+    ),
     "wikitext": _wikitext,
     "code": _code,
     "text": _text,

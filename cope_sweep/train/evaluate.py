@@ -1,9 +1,9 @@
 """Evaluates a model in training on its task's test sets: sums over its predictions, and metrics computed from them.
 
-Every sum and every metric is declared here; a task names the metrics that it wants (`METRICS`). Sums are completed over
-all batches and workers before any division, so a metric weighs every target, answer or word alike.
+Every sum and every metric is declared here; a task names the metrics that it wants (`Task.metrics`). Sums are completed
+over all batches and workers before any division, so a metric weighs every target, answer or word alike.
 
-Shapes: N sequences, T tokens, V vocabulary.
+Shapes: N sequences, T tokens, V vocabulary, G partial errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from cope_sweep.config import RunSpec
 from cope_sweep.config.run import POSITION_PERPLEXITY
-from cope_sweep.model import Transformer
-from cope_sweep.tasks import IGNORED, Batch
+from cope_sweep.model import Transformer, next_token_loss
+from cope_sweep.tasks import IGNORED, Batch, Task
 from cope_sweep.train.batches import in_parts, own_range, own_sequences, to_device
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.workers import sum_over_workers
@@ -44,12 +45,15 @@ METRICS: dict[str, Callable[[Sums], float]] = {
     "sequence_error": lambda sums: 100 * _ratio(sums, "wrong_sequences", "sequences"),
     # Sequences that were truncated to the context, in percent.
     "cut": lambda sums: 100 * _ratio(sums, "cut", "sequences"),
+    # 100 % − F1 of the probability of valid tokens, and of the share of them that are more probable than all others
+    # together (`f1_sums`).
+    "f1_error": lambda sums: 100 * (1 - _f1(_ratio(sums, "valid_mass", "targets"), _ratio(sums, "beats", "targets"))),
 }
-"""The function of the sums that computes each metric."""
+"""The function of the sums that computes each metric. A task's partial errors have `100 * wrong / counted`."""
 
 
-PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences")
-"""Sums over the model's predictions. All other sums are over batches alone."""
+PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences", "valid_mass", "beats")
+"""Sums over the model's predictions, to which each partial error adds its own. All others are over batches alone."""
 
 
 class EvaluationSums:
@@ -57,14 +61,16 @@ class EvaluationSums:
 
     Of batches: `targets`, `answers`, `sequences`, the units of the batches (`words`, `bytes`, `cut`) under their own
     names, and `majority_answers`, the number of answers that equal the most frequent one. Of predictions:
-    `PREDICTION_SUMS`.
+    `PREDICTION_SUMS`, and for each of the task's partial errors the targets that it counts, and the wrong ones.
     """
 
-    def __init__(self, vocabulary_size: int, device: torch.device) -> None:
+    def __init__(self, vocabulary_size: int, device: torch.device, partial_errors: Sequence[str] = ()) -> None:
         self._batch_sums: Counter[str] = Counter()
         self._answers_V = np.zeros(vocabulary_size, dtype=np.int64)
+        of_parts = [total(name) for total in (_counted, _wrong) for name in partial_errors]
+        self._names = (*PREDICTION_SUMS, *of_parts)
         # On the device, so that adding a batch does not wait for the device.
-        self._prediction_sums = torch.zeros(len(PREDICTION_SUMS), dtype=torch.float64, device=device)
+        self._prediction_sums = torch.zeros(len(self._names), dtype=torch.float64, device=device)
 
     def add_batch(self, batch: Batch) -> None:
         """Add the sums over a batch. Empty batches count too: all workers need the same names of units."""
@@ -73,7 +79,15 @@ class EvaluationSums:
         self._batch_sums.update({unit: int(count_N.sum()) for unit, count_N in batch.units_N.items()})
         self._answers_V += np.bincount(batch.targets_NT[batch.answers_NT], minlength=len(self._answers_V))
 
-    def add_predictions(self, nats: Tensor, most_probable_NT: Tensor, targets_NT: Tensor, answers_NT: Tensor) -> None:
+    def add_predictions(
+        self,
+        nats: Tensor,
+        most_probable_NT: Tensor,
+        targets_NT: Tensor,
+        answers_NT: Tensor,
+        counted_GNT: Tensor | None = None,
+        f1: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Add the sums over the predictions for some sequences.
 
         Args:
@@ -81,9 +95,14 @@ class EvaluationSums:
             most_probable_NT: The most probable token for each target.
             targets_NT: The targets.
             answers_NT: bool: the target is an answer, which the error rates count.
+            counted_GNT: bool: the targets that each partial error counts; needed if there are any.
+            f1: The two sums of `f1_sums`.
         """
-        wrong_NT = (most_probable_NT != targets_NT) & answers_NT
-        sums = (nats, wrong_NT.sum(), wrong_NT.any(-1).sum())
+        is_wrong_NT = most_probable_NT != targets_NT
+        wrong_NT = is_wrong_NT & answers_NT
+        sums = [nats, wrong_NT.sum(), wrong_NT.any(-1).sum(), *(f1 or (nats.new_zeros(()), nats.new_zeros(())))]
+        if counted_GNT is not None:
+            sums += [*counted_GNT.sum((1, 2)), *(counted_GNT & is_wrong_NT).sum((1, 2))]
         self._prediction_sums += torch.stack([total.double() for total in sums])
 
     def result(self, sum_over_workers: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[str, float]:
@@ -92,13 +111,42 @@ class EvaluationSums:
         counts = np.concatenate(([self._batch_sums[name] for name in units], self._answers_V))
         vector = torch.cat((self._prediction_sums, torch.from_numpy(counts).to(self._prediction_sums)))
         values = sum_over_workers(vector).tolist()
-        sums = dict(zip((*PREDICTION_SUMS, *units), values, strict=False))
+        sums = dict(zip((*self._names, *units), values, strict=False))
         return sums | {"majority_answers": max(values[len(sums) :])}
 
 
 def metrics(sums: Sums, names: Iterable[str]) -> dict[str, float]:
     """The metrics with these names. A metric with an empty denominator is 0; an overflow gives infinity."""
-    return {name: METRICS[name](sums) for name in names}
+    return {name: METRICS[name](sums) if name in METRICS else _partial_error(sums, name) for name in names}
+
+
+def f1_sums(logits_NTV: Tensor, targets_NT: Tensor, valid_NTV: Tensor) -> tuple[Tensor, Tensor]:
+    """The probability of valid tokens, and the share of them that are more probable than all other tokens together.
+
+    Both are summed over all places with a target (MapFormer, 2511.19279, B.4, calls them P_val and BT).
+    """
+    p_NTV = logits_NTV.float().softmax(-1)
+    counted_NT = targets_NT != IGNORED
+    valid_mass_NT = (p_NTV * valid_NTV).sum(-1)
+    invalid_mass_NT = (p_NTV * ~valid_NTV).sum(-1)
+    beats_NT = ((p_NTV > invalid_mass_NT[..., None]) & valid_NTV).sum(-1) / valid_NTV.sum(-1)
+    return valid_mass_NT[counted_NT].double().sum(), beats_NT[counted_NT].double().sum()
+
+
+def _counted(name: str) -> str:
+    return f"{name}, counted"
+
+
+def _wrong(name: str) -> str:
+    return f"{name}, wrong"
+
+
+def _partial_error(sums: Sums, name: str) -> float:
+    return 100 * _ratio(sums, _wrong(name), _counted(name))
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0
 
 
 def _ratio(sums: Sums, numerator: str, denominator: str) -> float:
@@ -118,8 +166,27 @@ TEST_SEED = 0
 KEPT_BYTES = 2**26
 """Test sequences up to this size stay on the device from one evaluation to the next."""
 
-TestPart = tuple[Tensor, Tensor, Tensor]
-"""Inputs, targets and answers of one forward pass, on the device."""
+
+
+class TestPart(NamedTuple):
+    """What one forward pass is measured on, on the device."""
+
+    __test__ = False  # pytest, not a class of tests
+
+    inputs_NT: Tensor
+    targets_NT: Tensor
+    answers_NT: Tensor
+    counted_GNT: Tensor | None
+    """The targets that each partial error counts; None if the task has none."""
+    valid_NTV: Tensor | None
+    """The tokens that may follow; None if the task does not tell."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors."""
+        return sum(tensor.nbytes for tensor in self if tensor is not None)
+
+
 TestShare = tuple[Batch, list[TestPart]]
 """A worker's share of some test sequences, on the host and in parts on the device."""
 
@@ -138,7 +205,7 @@ class Evaluator:
         measured: dict[str, float] = {}
         for split in self._spec.test_sets:
             sums = self._sums(self._test_shares(split, sequences))
-            measured |= {f"{split}/{name}": value for name, value in metrics(sums, self._spec.task.METRICS).items()}
+            measured |= {f"{split}/{name}": value for name, value in metrics(sums, self._spec.task.metrics).items()}
         return measured
 
     def sample_sequences(self, count: int) -> list[Tensor]:
@@ -147,9 +214,9 @@ class Evaluator:
         Sequences without a target are left out.
         """
         share = next(self._test_shares(self._spec.test_sets[0], self._spec.evaluate.sequences))
-        inputs_NT, targets_NT, _ = share[1][0]
-        places = [(targets_T != IGNORED).nonzero() for targets_T in targets_NT[:count]]
-        found = zip(inputs_NT, places, strict=False)
+        part = share[1][0]
+        places = [(targets_T != IGNORED).nonzero() for targets_T in part.targets_NT[:count]]
+        found = zip(part.inputs_NT, places, strict=False)
         return [tokens_T[: int(places_A[-1]) + 1] for tokens_T, places_A in found if len(places_A)]
 
     def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
@@ -164,7 +231,8 @@ class Evaluator:
         measured: dict[str, float] = {}
         for split in task.TESTS:
             sums = self._sums(self._window_shares(split, context, stride, sequences))
-            measured |= {f"{split}/{name}@{context}": value for name, value in metrics(sums, task.METRICS).items()}
+            named = metrics(sums, (name for name in task.metrics if "@" not in name))
+            measured |= {f"{split}/{name}@{context}": value for name, value in named.items()}
         return measured
 
     def _window_shares(self, split: str, context: int, stride: int, sequences: int) -> Iterator[TestShare]:
@@ -178,7 +246,7 @@ class Evaluator:
         size = at_once * runtime.world_size
         for start in range(0, wanted, size):
             own = own_range(start, min(size, wanted - start), runtime)
-            yield self._on_device(windows[own.start : own.stop], at_once)
+            yield self._on_device(windows[own.start : own.stop], at_once, split)
 
     def evaluate_positions(self, context: int, sequences: int) -> dict[str, float]:
         """The perplexity by place in windows of `context` tokens: `test/position_perplexity@64` for 33 to 64.
@@ -201,10 +269,10 @@ class Evaluator:
     def _add_stretches(self, parts: Iterable[TestPart], ends: Sequence[int], sums: Tensor) -> None:
         """Add the nats and the number of targets of each stretch of places to `sums`, (2, S)."""
         self._model.eval()
-        for inputs_NT, targets_NT, _ in parts:
+        for part in parts:
             with self._runtime.autocast():
-                sums[0] += self._model.nats_of_stretches(inputs_NT, targets_NT, ends)
-            counts_T = (targets_NT != IGNORED).sum(0).cumsum(0)
+                sums[0] += self._model.nats_of_stretches(part.inputs_NT, part.targets_NT, ends)
+            counts_T = (part.targets_NT != IGNORED).sum(0).cumsum(0)
             totals = counts_T[torch.tensor(ends, device=counts_T.device) - 1]
             sums[1] += torch.diff(totals, prepend=totals.new_zeros(1))
 
@@ -219,7 +287,8 @@ class Evaluator:
         size, split = at_once * runtime.world_size, task.TESTS[0]
         counts = ((start, min(size, sequences - start)) for start in range(0, sequences, size))
         own = (own_sequences(task, split, TEST_SEED, start, count, runtime) for start, count in counts)
-        measured = metrics(self._sums(self._on_device(batch, at_once) for batch in own), task.METRICS)
+        names = [name for name in task.metrics if "@" not in name]
+        measured = metrics(self._sums((self._on_device(batch, at_once, split, task) for batch in own), task), names)
         return {f"{split}/{name}@{times}x": value for name, value in measured.items()}
 
     def _test_shares(self, split: str, sequences: int) -> Iterator[TestShare]:
@@ -238,30 +307,51 @@ class Evaluator:
         if key in self._kept:
             return self._kept[key]
         batch = own_sequences(self._spec.task, split, TEST_SEED, start, count, self._runtime)
-        share = self._on_device(batch, self._runtime.micro_batch)
-        size_bytes = sum(tensor.nbytes for part in share[1] for tensor in part)
+        share = self._on_device(batch, self._runtime.micro_batch, split)
+        size_bytes = sum(part.nbytes for part in share[1])
         if start + count <= self._spec.evaluate.sequences and self._kept_bytes + size_bytes <= KEPT_BYTES:
             self._kept[key] = share
             self._kept_bytes += size_bytes
         return share
 
-    def _on_device(self, share: Batch, at_once: int | None) -> TestShare:
+    def _on_device(self, share: Batch, at_once: int | None, split: str, task: Task | None = None) -> TestShare:
+        task = task or self._spec.task
+
         def tensors(part: Batch) -> TestPart:
-            arrays = (part.inputs_NT, part.targets_NT, part.answers_NT)
-            inputs_NT, targets_NT, answers_NT = (to_device(torch.from_numpy(array), self._device) for array in arrays)
-            return inputs_NT, targets_NT, answers_NT
+            counted = task.counted(part, split)
+            counted_GNT = np.stack([counted[name] for name in task.partial_errors]) if task.partial_errors else None
+            arrays = (part.inputs_NT, part.targets_NT, part.answers_NT, counted_GNT, task.valid_next(part.inputs_NT))
+            return TestPart(*(a if a is None else to_device(torch.from_numpy(a), self._device) for a in arrays))
 
         return share, [tensors(part) for part in in_parts(share, at_once)]
 
     @torch.no_grad()
-    def _sums(self, shares: Iterable[TestShare]) -> dict[str, float]:
+    def _sums(self, shares: Iterable[TestShare], task: Task | None = None) -> dict[str, float]:
         """The sums over the model's predictions for the shares, over all workers."""
+        task = task or self._spec.task
         self._model.eval()
-        sums = EvaluationSums(self._model.vocabulary_size, self._device)
+        sums = EvaluationSums(self._model.vocabulary_size, self._device, task.partial_errors)
         for batch, parts in shares:
             sums.add_batch(batch)
-            for inputs_NT, targets_NT, answers_NT in parts:
-                with self._runtime.autocast():
-                    nats, most_probable_NT = self._model.predict(inputs_NT, targets_NT)
-                sums.add_predictions(nats, most_probable_NT, targets_NT, answers_NT)
+            for part in parts:
+                nats, most_probable_NT, f1 = self._predictions(part, task.choices)
+                sums.add_predictions(
+                    nats, most_probable_NT, part.targets_NT, part.answers_NT, part.counted_GNT, f1
+                )
         return sums.result(partial(sum_over_workers, self._runtime))
+
+    def _predictions(
+        self, part: TestPart, choices: Sequence[int]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """The summed cross-entropy, the most probable tokens (of `choices`, if there are any), and `f1_sums`."""
+        with self._runtime.autocast():
+            if not choices and part.valid_NTV is None:
+                return *self._model.predict(part.inputs_NT, part.targets_NT), None
+            logits_NTV = self._model(part.inputs_NT)
+            nats = next_token_loss(logits_NTV, part.targets_NT)
+        most_probable_NT = logits_NTV.argmax(-1)
+        if choices:
+            ids = torch.tensor(choices, device=logits_NTV.device)
+            most_probable_NT = ids[logits_NTV[..., ids].argmax(-1)]
+        f1 = None if part.valid_NTV is None else f1_sums(logits_NTV, part.targets_NT, part.valid_NTV)
+        return nats, most_probable_NT, f1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy
+from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, GridNavigation, LastSentence, SelectiveCopy
 from cope_sweep.testing import TaskContract
 from cope_sweep.testing.test_tasks import TestRegisteredTasks  # noqa: F401 - pytest runs it here
 from tests.helpers.texts import prose
@@ -22,6 +22,8 @@ class TestVariants(TaskContract):
         Counting(operations=12, variables=3, max_tokens=25, pass_weight=4, train_sequences=None),
         MQAR(vocabulary=9, tokens=20, pairs=3, more_pairs=2, power_a=1, random_non_queries=True),
         MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=3, n_back=3),
+        GridNavigation(steps=24, dense_steps=20, sparse_steps=90, width=7, dense_width=5, sparse_width=9, p_empty=0.2),
+        GridNavigation(dimensions=3, steps=40, width=2, dense_width=2, sparse_width=3, sparse_p_empty=0.4, signed=False),
         LastSentence(queries=3, maximum=1, most_words=5, vocabulary=20),
         words_of_a_text,
     ]

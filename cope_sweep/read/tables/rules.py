@@ -8,11 +8,13 @@ its task, not by the other runs of its row.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from cope_sweep.config import RunSpec
 
 ERROR = "token_error"
+METRIC = re.compile(r"(?P<split>.+)/(?P<measure>[^/]+?)(@(?P<times>\d+)x)?")
 SEQUENCES = 2048
 """Number of sequences of each test set on which the rules are evaluated. For longer sequences it is smaller, but at
 least `LEAST_SEQUENCES`."""
@@ -24,17 +26,16 @@ NEAR = 0.15
 def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
     """Rule → its error in percent on the test set of a metric, such as `in_dist/token_error@4x`.
 
-    Empty if the metric is not a token error, or its task reads a text.
+    Empty if the metric has no rules (`Task.shortcut_errors`), or its task reads a text.
     """
-    name, _, length = metric.partition("@")
-    split, _, quantity = name.rpartition("/")
-    task = run.task
-    if quantity != ERROR or split not in task.splits or task.has_windows or (length and not length.endswith("x")):
+    match, task = METRIC.fullmatch(metric), run.task
+    if match is None or match["split"] not in task.splits or task.has_windows:
         return {}
-    if not length:
-        return task.shortcut_errors(split, SEQUENCES)
-    times = int(length[:-1])
-    return task.longer(times).shortcut_errors(split, max(LEAST_SEQUENCES, SEQUENCES // times))
+    if match["times"] is None:
+        return task.shortcut_errors(match["split"], SEQUENCES, match["measure"])
+    times = int(match["times"])
+    count = max(LEAST_SEQUENCES, SEQUENCES // times)
+    return task.longer(times).shortcut_errors(match["split"], count, match["measure"])
 
 
 def least_rule_error(run: RunSpec, metric: str) -> float | None:
