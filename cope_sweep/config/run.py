@@ -443,7 +443,7 @@ class RunSpec(Frozen):
             yield from (
                 f"{prefix}{split}/{name}{at}"
                 for at in (*suffixes, *longer)
-                for name in self.task.metrics
+                for name in self.task.metrics(split)
                 if not at or "@" not in name
             )
             yield from (f"{prefix}{split}/{POSITION_PERPLEXITY}@{end}" for end in self.evaluate.position_ends)
@@ -451,7 +451,7 @@ class RunSpec(Frozen):
     @property
     def metrics_in_training(self) -> tuple[str, ...]:
         """The names of the metrics that every evaluation measures, not only the one after the last step."""
-        tests = (f"{split}/{name}" for split in self.test_sets for name in self.task.metrics)
+        tests = (f"{split}/{name}" for split in self.test_sets for name in self.task.metrics(split))
         return (*tests, "train/loss")
 
     @cached_property

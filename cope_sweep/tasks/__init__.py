@@ -6,19 +6,38 @@ from cope_sweep.registry import Registry
 from cope_sweep.tasks.base import IGNORED, VALIDATION, Batch, GeneratedTask, Task
 from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
+from cope_sweep.tasks.dyck import Dyck
 from cope_sweep.tasks.flip_flop import FlipFlop
+from cope_sweep.tasks.forgetting_mqar import ForgettingMQAR
 from cope_sweep.tasks.grid_navigation import GridNavigation
+from cope_sweep.tasks.indirect_indexing import IndirectIndexing
 from cope_sweep.tasks.last_sentence import LastSentence
 from cope_sweep.tasks.mqar import MQAR, MQRAR
 from cope_sweep.tasks.selective_copy import SelectiveCopy
 from cope_sweep.tasks.text import Text
 from cope_sweep.tasks.wikitext import WikiText
+from cope_sweep.tasks.word_problem import WordProblem
 
 # mypy refuses an abstract class where a type is asked for. A registry makes no instance of it.
 TASKS = Registry(
     "task",
     Task,  # type: ignore[type-abstract]
-    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, GridNavigation, WikiText, Code, Text),
+    (
+        FlipFlop,
+        SelectiveCopy,
+        Counting,
+        LastSentence,
+        MQAR,
+        MQRAR,
+        ForgettingMQAR,
+        IndirectIndexing,
+        GridNavigation,
+        WordProblem,
+        Dyck,
+        WikiText,
+        Code,
+        Text,
+    ),
     entry_points="cope_sweep.tasks",
 )
 
@@ -35,12 +54,16 @@ __all__ = [
     "Batch",
     "Code",
     "Counting",
+    "Dyck",
     "FlipFlop",
+    "ForgettingMQAR",
     "GeneratedTask",
     "GridNavigation",
+    "IndirectIndexing",
     "LastSentence",
     "SelectiveCopy",
     "Task",
     "Text",
     "WikiText",
+    "WordProblem",
 ]

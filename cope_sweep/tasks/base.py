@@ -104,7 +104,7 @@ class Task(Kind):
     """The names of the test sets; `train` is not one of them."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("token_error", "sequence_error", "loss")
-    """The metrics of every test set: errors in percent, loss in nats per target."""
+    """The metrics of every test set: errors in percent, loss in nats per target. `partial_errors` are added."""
 
     LENGTHS: ClassVar[tuple[str, ...]] = ()
     """The fields that make sequences longer: `longer` multiplies them. Empty where a task has no longer sequences."""
@@ -112,19 +112,17 @@ class Task(Kind):
     TRAINED: ClassVar[str] = "every token but the first"
     """The tokens of a sequence that are targets in training, in words. Perplexity is meaningful for them only."""
 
-    @property
-    def partial_errors(self) -> tuple[str, ...]:
-        """Further metrics: errors on some of the targets, in percent, named `last_error`, `distance_error@8`.
+    def partial_errors(self, split: str) -> tuple[str, ...]:
+        """Further metrics of a split: errors on some of its targets, in percent: `last_error`, `distance_error@8`.
 
         The number after `@` is the end of a range that the metric counts, such as the last of some places. Only tests
         at the trained length have these.
         """
         return ()
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics of every test set: `METRICS` and `partial_errors`."""
-        return (*self.METRICS, *self.partial_errors)
+    def metrics(self, split: str) -> tuple[str, ...]:
+        """The metrics of a test set: `METRICS` and `partial_errors`."""
+        return (*self.METRICS, *self.partial_errors(split))
 
     def counted(self, batch: Batch, split: str) -> dict[str, np.ndarray]:
         """The targets of sequences of a split that each of `partial_errors` counts: bool, (N, T)."""
@@ -335,16 +333,14 @@ class GeneratedTask(Task):
 # All runs of a task have the same test sets, and so the same rules.
 @lru_cache(maxsize=256)
 def _shortcut_errors(task: Task, split: str, count: int, metric: str) -> tuple[tuple[str, float], ...]:
-    if metric != "token_error" and metric not in task.partial_errors:
+    if metric != "token_error" and metric not in task.partial_errors(split):
         return ()
-    first, batch = task.sequences(task.TESTS[0], 0, 0, count), task.sequences(split, 0, 0, count)
-    first_NT, counted_NT = (
-        each.answers_NT if metric == "token_error" else task.counted(each, each_split)[metric]
-        for each, each_split in ((first, task.TESTS[0]), (batch, split))
-    )
-    if not (first_NT.any() and counted_NT.any()):
+    batch = task.sequences(split, 0, 0, count)
+    counted_NT = batch.answers_NT if metric == "token_error" else task.counted(batch, split)[metric]
+    if not counted_NT.any():
         return ()
-    most_frequent = np.bincount(first.targets_NT[first_NT]).argmax()
+    first = task.sequences(task.TESTS[0], 0, 0, count)
+    most_frequent = np.bincount(first.targets_NT[first.answers_NT]).argmax()
     answers: dict[str, Any] = {"the most frequent answer": most_frequent}
     answers |= {name: a if a.ndim == 2 else a[:, None] for name, a in task.shortcuts(batch.inputs_NT).items()}
     is_wrong = {name: (answer != batch.targets_NT)[counted_NT] for name, answer in answers.items()}

@@ -70,8 +70,7 @@ class GridNavigation(GeneratedTask):
     def vocabulary_size(self) -> int:
         return self.objects + 1 + 2 * self.dimensions
 
-    @property
-    def partial_errors(self) -> tuple[str, ...]:
+    def partial_errors(self, split: str) -> tuple[str, ...]:
         return ("revisit_error", "map_error")
 
     def length(self, split: str) -> int:

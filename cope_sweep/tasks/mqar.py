@@ -96,7 +96,7 @@ class AssociativeRecall(GeneratedTask):
 
     def _asks(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> np.ndarray:
         """A slot of a sequence with its answers asks where both its key and its value occur in earlier slots."""
-        return (values_NS >= self._first_value) & (_occurrences(keys_NS) > 0) & (_occurrences(values_NS) > 0)
+        return (values_NS >= self._first_value) & (occurrences(keys_NS) > 0) & (occurrences(values_NS) > 0)
 
     def _batch(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> Batch:
         tokens_NT = np.stack((keys_NS, values_NS), axis=2).reshape(len(keys_NS), -1)
@@ -161,10 +161,7 @@ class MQAR(AssociativeRecall):
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         pairs, slots = self.more_pairs if split == "more_pairs" else self.pairs, self.tokens // 2
         keys_NP, values_NP = self._keys(rng, count, pairs), self._values(rng, count, pairs)
-        weights = np.arange(1, slots - pairs + 1) ** (self.power_a - 1)
-        # Sorting exponential times with these rates draws without replacement.
-        times_NS = rng.exponential(size=(count, slots - pairs)) / weights
-        asking_NP = pairs + times_NS.argsort(axis=1)[:, :pairs]
+        asking_NP = asking_slots(rng, count, pairs, slots, pairs, self.power_a)
 
         keys_NS, values_NS = np.full((2, count, slots), FILLER, dtype=np.int64)
         if self.random_non_queries:
@@ -232,11 +229,22 @@ class MQRAR(AssociativeRecall):
         values_NS = self._values(rng, count, slots)
 
         # A variable's first N slots assign, so its later ones may ask, whichever of them do.
-        may_ask_NS = _occurrences(keys_NS) >= self.n_back
+        may_ask_NS = occurrences(keys_NS) >= self.n_back
         asks_NS = may_ask_NS & (rng.random((count, slots)) < 0.5)
         asks_NS[np.arange(count), slots - 1 - may_ask_NS[:, ::-1].argmax(axis=1)] = True
         assigned_NS = _assigned_before(keys_NS, ~asks_NS, self.n_back)
         return self._batch(keys_NS, np.where(asks_NS, np.take_along_axis(values_NS, assigned_NS, axis=1), values_NS))
+
+
+def asking_slots(
+    rng: np.random.Generator, count: int, first: int, slots: int, queries: int, power_a: float
+) -> np.ndarray:
+    """`queries` different slots from `first` on; the r-th of them has a weight of r^(power_a − 1). (count, queries)."""
+    weights = np.arange(1, slots - first + 1) ** (power_a - 1)
+    # Sorting exponential times with these rates draws without replacement.
+    times_NS = rng.exponential(size=(count, slots - first)) / weights
+    asking_NP: np.ndarray = first + times_NS.argsort(axis=1)[:, :queries]
+    return asking_NP
 
 
 def _distinct(rng: np.random.Generator, count: int, size: int, choices: int) -> np.ndarray:
@@ -257,7 +265,7 @@ def _order(tokens_NS: np.ndarray) -> np.ndarray:
     return narrow_NS.argsort(axis=1, kind="stable")
 
 
-def _occurrences(tokens_NS: np.ndarray) -> np.ndarray:
+def occurrences(tokens_NS: np.ndarray) -> np.ndarray:
     """The number of earlier occurrences of each token in its sequence, (N, S)."""
     order_NS = _order(tokens_NS)
     sorted_NS = np.take_along_axis(tokens_NS, order_NS, axis=1)

@@ -14,13 +14,17 @@ from cope_sweep.tasks import (
     TASKS,
     Code,
     Counting,
+    Dyck,
     FlipFlop,
+    ForgettingMQAR,
     GridNavigation,
+    IndirectIndexing,
     LastSentence,
     SelectiveCopy,
     Task,
     Text,
     WikiText,
+    WordProblem,
 )
 from cope_sweep.testing.options import registered
 from cope_sweep.testing.task_contract import TaskContract
@@ -54,8 +58,21 @@ SMALL: dict[str, Task | Callable[[Path], Task]] = {
     "mqar": MQAR(vocabulary=20, tokens=24, pairs=2, more_pairs=5),
     "mqrar": MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4),
     "grid_navigation": GridNavigation(
-        dimensions=2, steps=40, dense_steps=30, sparse_steps=50, width=4, dense_width=3, sparse_width=5, p_empty=0.2
+        dimensions=2,
+        steps=40,
+        dense_steps=30,
+        sparse_steps=60,
+        width=4,
+        dense_width=3,
+        sparse_width=5,
+        sparse_p_empty=0.5,
     ),
+    "word_problem": WordProblem(group="S3", elements=5, longer_elements=9),
+    "dyck": Dyck(brackets=12, longer_brackets=18, depth=2, deeper_depth=4),
+    "indirect_indexing": IndirectIndexing(
+        min_letters=8, max_letters=10, longer_letters=12, max_shift=3, farther_shift=5
+    ),
+    "forgetting_mqar": ForgettingMQAR(vocabulary=40, tokens=32, pairs=4, updates=2, more_updates=3, more_rounds=2),
     "wikitext": _wikitext,
     "code": _code,
     "text": _text,

@@ -167,7 +167,6 @@ KEPT_BYTES = 2**26
 """Test sequences up to this size stay on the device from one evaluation to the next."""
 
 
-
 class TestPart(NamedTuple):
     """What one forward pass is measured on, on the device."""
 
@@ -204,8 +203,10 @@ class Evaluator:
         """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set."""
         measured: dict[str, float] = {}
         for split in self._spec.test_sets:
-            sums = self._sums(self._test_shares(split, sequences))
-            measured |= {f"{split}/{name}": value for name, value in metrics(sums, self._spec.task.metrics).items()}
+            sums = self._sums(self._test_shares(split, sequences), split)
+            measured |= {
+                f"{split}/{name}": value for name, value in metrics(sums, self._spec.task.metrics(split)).items()
+            }
         return measured
 
     def sample_sequences(self, count: int) -> list[Tensor]:
@@ -230,8 +231,8 @@ class Evaluator:
         stride = self._spec.evaluate.stride or context
         measured: dict[str, float] = {}
         for split in task.TESTS:
-            sums = self._sums(self._window_shares(split, context, stride, sequences))
-            named = metrics(sums, (name for name in task.metrics if "@" not in name))
+            sums = self._sums(self._window_shares(split, context, stride, sequences), split)
+            named = metrics(sums, (name for name in task.metrics(split) if "@" not in name))
             measured |= {f"{split}/{name}@{context}": value for name, value in named.items()}
         return measured
 
@@ -287,8 +288,10 @@ class Evaluator:
         size, split = at_once * runtime.world_size, task.TESTS[0]
         counts = ((start, min(size, sequences - start)) for start in range(0, sequences, size))
         own = (own_sequences(task, split, TEST_SEED, start, count, runtime) for start, count in counts)
-        names = [name for name in task.metrics if "@" not in name]
-        measured = metrics(self._sums((self._on_device(batch, at_once, split, task) for batch in own), task), names)
+        names = [name for name in task.metrics(split) if "@" not in name]
+        measured = metrics(
+            self._sums((self._on_device(batch, at_once, split, task) for batch in own), split, task), names
+        )
         return {f"{split}/{name}@{times}x": value for name, value in measured.items()}
 
     def _test_shares(self, split: str, sequences: int) -> Iterator[TestShare]:
@@ -319,25 +322,24 @@ class Evaluator:
 
         def tensors(part: Batch) -> TestPart:
             counted = task.counted(part, split)
-            counted_GNT = np.stack([counted[name] for name in task.partial_errors]) if task.partial_errors else None
+            names = task.partial_errors(split)
+            counted_GNT = np.stack([counted[name] for name in names]) if names else None
             arrays = (part.inputs_NT, part.targets_NT, part.answers_NT, counted_GNT, task.valid_next(part.inputs_NT))
             return TestPart(*(a if a is None else to_device(torch.from_numpy(a), self._device) for a in arrays))
 
         return share, [tensors(part) for part in in_parts(share, at_once)]
 
     @torch.no_grad()
-    def _sums(self, shares: Iterable[TestShare], task: Task | None = None) -> dict[str, float]:
+    def _sums(self, shares: Iterable[TestShare], split: str, task: Task | None = None) -> dict[str, float]:
         """The sums over the model's predictions for the shares, over all workers."""
         task = task or self._spec.task
         self._model.eval()
-        sums = EvaluationSums(self._model.vocabulary_size, self._device, task.partial_errors)
+        sums = EvaluationSums(self._model.vocabulary_size, self._device, task.partial_errors(split))
         for batch, parts in shares:
             sums.add_batch(batch)
             for part in parts:
                 nats, most_probable_NT, f1 = self._predictions(part, task.choices)
-                sums.add_predictions(
-                    nats, most_probable_NT, part.targets_NT, part.answers_NT, part.counted_GNT, f1
-                )
+                sums.add_predictions(nats, most_probable_NT, part.targets_NT, part.answers_NT, part.counted_GNT, f1)
         return sums.result(partial(sum_over_workers, self._runtime))
 
     def _predictions(
