@@ -45,6 +45,12 @@ NUMERIC_FACTS = (
 
 
 POSITION_PERPLEXITY = "position_perplexity"
+BY_PLACE = {
+    POSITION_PERPLEXITY: "place in the context (tokens)",
+    "position_error": "place in the sequence (tokens)",
+    "distance_error": "distance (tokens)",
+}
+"""Measure whose `@N` is the end of a range of places or distances, not a length → what N is."""
 """The measure of `evaluate.positions`."""
 
 

@@ -187,7 +187,8 @@ class Dyck(GeneratedTask):
 
 
 def _depths(opens_NT: np.ndarray, closes_NT: np.ndarray) -> np.ndarray:
-    return opens_NT.cumsum(axis=1, dtype=np.int32) - closes_NT.cumsum(axis=1, dtype=np.int32)
+    depths_NT: np.ndarray = opens_NT.cumsum(axis=1, dtype=np.int32) - closes_NT.cumsum(axis=1, dtype=np.int32)
+    return depths_NT
 
 
 def _last_opened(is_open_NT: np.ndarray, depth_NT: np.ndarray, wanted_NT: np.ndarray) -> np.ndarray:

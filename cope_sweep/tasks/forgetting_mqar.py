@@ -44,8 +44,8 @@ class ForgettingMQAR(AssociativeRecall):
     )
     random_non_queries: bool = Field(
         default=False,
-        description="Content of the slots that neither assign nor ask. false: the filler; true: random ids, but no keys "
-        "of the sequence, the default of the released function.",
+        description="Content of the slots that neither assign nor ask. false: the filler; true: random ids, but no key "
+        "of the sequence; the default of the released function.",
     )
 
     def partial_errors(self, split: str) -> tuple[str, ...]:

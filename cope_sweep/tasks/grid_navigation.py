@@ -1,8 +1,8 @@
 """Grid navigation (MapFormer, 2511.19279, B.3): observe again what a cell of a torus showed before.
 
 A walk alternates actions and observations: a step, then what the cell it leads to shows. A cell is blank with
-probability `p_empty`, else it shows one of `objects` objects; what it shows is drawn anew for each sequence and does not
-change in it. The walk draws a direction and a number of steps, 1 … `max_run`, uniformly, again and again. In two
+probability `p_empty`, else it shows one of `objects` objects. What cells show is drawn anew for each sequence, and does
+not change in it. The walk draws a direction and a number of steps, 1 … `max_run`, uniformly, again and again. In two
 dimensions, with objects a, b, … and the blank B:
 
     inputs    > c > B ^ h v B <
@@ -75,12 +75,6 @@ class GridNavigation(GeneratedTask):
 
     def length(self, split: str) -> int:
         return 2 * self._steps(split) - 1
-
-    def _steps(self, split: str) -> int:
-        return int(self._of("steps", split))
-
-    def _of(self, field: str, split: str) -> int:
-        return int(getattr(self, f"{split}_{field}" if split in ("dense", "sparse") else field))
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {
@@ -157,7 +151,8 @@ class GridNavigation(GeneratedTask):
 
     def _actions(self, tokens_NT: np.ndarray) -> np.ndarray:
         """The action of each step, (N, S), from 0; −1 where a sequence has another token in its place."""
-        return np.maximum(tokens_NT[:, ::2] - (self.objects + 1), -1)
+        actions_NS: np.ndarray = np.maximum(tokens_NT[:, ::2] - (self.objects + 1), -1)
+        return actions_NS
 
     def _cells(self, actions_NS: np.ndarray, split: str) -> np.ndarray:
         """A number for the cell to which each step leads, (N, S)."""

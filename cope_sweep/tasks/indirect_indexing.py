@@ -7,8 +7,8 @@ With a string of 9 letters and `max_letters: 10`, where the shift of 4 from N le
     inputs    N Z T U I G W k X , N , + 4 , _ _
     targets   . . . . . . . . . . . . . . I . .
 
-Only the answer is a target. A letter and a shift of 0, or one that leaves the string, are drawn again, both of them; the
-paper does not say how it treats them. `distance_error@8` counts the answers at shifts of 5 to 8 places, in any direction.
+Only the answer is a target. If a shift is 0, or leaves the string, the letter and the shift are drawn again; the paper
+does not say how it treats these. `distance_error@8` counts the answers at shifts of 5 to 8 places, left or right.
 
 Shapes: N sequences, T tokens, L tokens of a sequence with its answer, D distances.
 """

@@ -167,10 +167,8 @@ KEPT_BYTES = 2**26
 """Test sequences up to this size stay on the device from one evaluation to the next."""
 
 
-class TestPart(NamedTuple):
+class EvaluatedPart(NamedTuple):
     """What one forward pass is measured on, on the device."""
-
-    __test__ = False  # pytest, not a class of tests
 
     inputs_NT: Tensor
     targets_NT: Tensor
@@ -186,7 +184,7 @@ class TestPart(NamedTuple):
         return sum(tensor.nbytes for tensor in self if tensor is not None)
 
 
-TestShare = tuple[Batch, list[TestPart]]
+TestShare = tuple[Batch, list[EvaluatedPart]]
 """A worker's share of some test sequences, on the host and in parts on the device."""
 
 
@@ -215,9 +213,9 @@ class Evaluator:
         Sequences without a target are left out.
         """
         share = next(self._test_shares(self._spec.test_sets[0], self._spec.evaluate.sequences))
-        part = share[1][0]
-        places = [(targets_T != IGNORED).nonzero() for targets_T in part.targets_NT[:count]]
-        found = zip(part.inputs_NT, places, strict=False)
+        inputs_NT, targets_NT, *_ = share[1][0]
+        places = [(targets_T != IGNORED).nonzero() for targets_T in targets_NT[:count]]
+        found = zip(inputs_NT, places, strict=False)
         return [tokens_T[: int(places_A[-1]) + 1] for tokens_T, places_A in found if len(places_A)]
 
     def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
@@ -267,7 +265,7 @@ class Evaluator:
         return measured
 
     @torch.no_grad()
-    def _add_stretches(self, parts: Iterable[TestPart], ends: Sequence[int], sums: Tensor) -> None:
+    def _add_stretches(self, parts: Iterable[EvaluatedPart], ends: Sequence[int], sums: Tensor) -> None:
         """Add the nats and the number of targets of each stretch of places to `sums`, (2, S)."""
         self._model.eval()
         for part in parts:
@@ -320,12 +318,19 @@ class Evaluator:
     def _on_device(self, share: Batch, at_once: int | None, split: str, task: Task | None = None) -> TestShare:
         task = task or self._spec.task
 
-        def tensors(part: Batch) -> TestPart:
-            counted = task.counted(part, split)
-            names = task.partial_errors(split)
-            counted_GNT = np.stack([counted[name] for name in names]) if names else None
-            arrays = (part.inputs_NT, part.targets_NT, part.answers_NT, counted_GNT, task.valid_next(part.inputs_NT))
-            return TestPart(*(a if a is None else to_device(torch.from_numpy(a), self._device) for a in arrays))
+        names = task.partial_errors(split)
+
+        def on_device(array: np.ndarray) -> Tensor:
+            return to_device(torch.from_numpy(array), self._device)
+
+        def tensors(part: Batch) -> EvaluatedPart:
+            valid_NTV = task.valid_next(part.inputs_NT)
+            counted = task.counted(part, split) if names else {}
+            return EvaluatedPart(
+                *map(on_device, (part.inputs_NT, part.targets_NT, part.answers_NT)),
+                counted_GNT=on_device(np.stack([counted[name] for name in names])) if names else None,
+                valid_NTV=None if valid_NTV is None else on_device(valid_NTV),
+            )
 
         return share, [tensors(part) for part in in_parts(share, at_once)]
 
@@ -343,7 +348,7 @@ class Evaluator:
         return sums.result(partial(sum_over_workers, self._runtime))
 
     def _predictions(
-        self, part: TestPart, choices: Sequence[int]
+        self, part: EvaluatedPart, choices: Sequence[int]
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The summed cross-entropy, the most probable tokens (of `choices`, if there are any), and `f1_sums`."""
         with self._runtime.autocast():

@@ -5,7 +5,20 @@ import hashlib
 import numpy as np
 import pytest
 
-from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy, WikiText
+from cope_sweep.tasks import (
+    MQAR,
+    MQRAR,
+    Counting,
+    Dyck,
+    FlipFlop,
+    ForgettingMQAR,
+    GridNavigation,
+    IndirectIndexing,
+    LastSentence,
+    SelectiveCopy,
+    WikiText,
+    WordProblem,
+)
 from tests.helpers.errors import raises
 
 TASKS = [
@@ -15,6 +28,11 @@ TASKS = [
     LastSentence(most_words=7, vocabulary=40),
     MQAR(vocabulary=200, tokens=24, more_pairs=5),
     MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4, n_back=2),
+    GridNavigation(dimensions=2, steps=20, dense_steps=10, sparse_steps=30),
+    WordProblem(group="A4", elements=8, longer_elements=12),
+    Dyck(brackets=12, longer_brackets=20, depth=3, deeper_depth=5),
+    IndirectIndexing(min_letters=8, max_letters=10, longer_letters=12, max_shift=3, farther_shift=5),
+    ForgettingMQAR(vocabulary=60, tokens=32, pairs=4, updates=2, more_updates=3, more_rounds=2),
 ]
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 
@@ -67,6 +85,11 @@ def test_generated_tasks_have_no_text():
         (TASKS[3], "52f5e37fd68f055a"),
         (TASKS[4], "7a328ab84fc762f3"),
         (TASKS[5], "4d35fcf6a79cdd2a"),
+        (TASKS[6], "695ba982989650f6"),
+        (TASKS[7], "f78ee4d3c5fde7da"),
+        (TASKS[8], "31f91d2233ea70e0"),
+        (TASKS[9], "81d6befb226199b6"),
+        (TASKS[10], "c8294cbe98e0aed6"),
         (Counting(operations=12, max_tokens=25, variables=3, train_sequences=70), "3383d0cd0cf1c928"),
     ],
     ids=lambda value: getattr(value, "kind", ""),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, SelectiveCopy
+from tests.helpers.errors import raises
 from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 
@@ -68,3 +69,49 @@ def test_sizes_of_the_paper():
     assert [task.length(split) for split in ("train", "in_dist", "dense", "sparse")] == [768, 768, 640, 1024]
     assert task.context == 1024
     assert task.vocabulary_size == 16
+
+
+def test_the_row_of_mapformer():
+    """Without a separator: 5 data tokens, C F E A C, and 3 blanks, then the copy."""
+    task = SelectiveCopy(tokens=5, blanks=3, vocabulary=7, copy_from="outputs", separator=False)
+    whole = ["CF_EA_C_CFEAC".translate(str.maketrans("ABCDEF_", "0123456"))[place] for place in range(13)]
+    batch = task.with_targets(np.array([whole], dtype=np.int64))
+    assert batch.inputs_NT.tolist() == [[2, 5, 6, 4, 0, 6, 2, 6, 2, 5, 4, 0]]
+    assert batch.targets_NT.tolist() == [[IGNORED] * 7 + [2, 5, 4, 0, 2]]
+    assert task.length("in_dist") == 12
+    assert [task.token_label(token) for token in (0, 6)] == ["0", "_"]
+
+
+@given(
+    tokens=st.integers(1, 8),
+    blanks=st.integers(0, 9),
+    split=st.sampled_from(["train", "in_dist", "dense", "sparse"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_without_a_separator_the_copy_follows_the_last_slot(tokens, blanks, split):
+    task = SelectiveCopy(
+        tokens=tokens, blanks=blanks, dense_blanks=1, sparse_blanks=12, copy_from="outputs", separator=False
+    )
+    slots = tokens + {"dense": 1, "sparse": 12}.get(split, blanks)
+    batch = task.sequences(split, 1, 0, 20)
+    for inputs, targets in zip(batch.inputs_NT.tolist(), batch.targets_NT.tolist(), strict=True):
+        data = [token for token in inputs[:slots] if token != 15]
+        assert len(data) == tokens
+        assert inputs[slots:] == data[:-1]
+        assert targets == [IGNORED] * (slots - 1) + data
+
+
+@pytest.mark.parametrize(("split", "right"), [("in_dist", 13), ("dense", 18), ("sparse", 10)])
+def test_reading_the_proportional_place(split, right):
+    """As an independent simulation of MapFormer's task says, with 16 symbols and a guess where there is a blank."""
+    task = SelectiveCopy(
+        tokens=128, blanks=128, dense_blanks=64, sparse_blanks=256, vocabulary=17, copy_from="outputs", separator=False
+    )
+    errors = task.shortcut_errors(split, 1024)
+    assert 100 - errors["the input at the proportional place, or a guess"] == pytest.approx(right, abs=1)
+    assert not SelectiveCopy().shortcuts(SelectiveCopy().sequences(split, 0, 0, 2).inputs_NT)
+
+
+def test_no_separator_needs_the_outputs_as_inputs():
+    with raises("invalid_value", key="copy_from", value="markers"):
+        SelectiveCopy(separator=False)

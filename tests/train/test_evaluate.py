@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from cope_sweep.model import next_token_loss
+from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, EvaluationSums, Evaluator, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluationSums, Evaluator, f1_sums, metrics
 from tests.helpers.tiny import tiny_run
 from tests.helpers.tiny_models import set_logits
 
@@ -20,6 +20,7 @@ BATCH = Batch(
     units_N={"words": np.array([1, 3]), "bytes": np.array([4, 6]), "cut": np.array([1, 0])},
 )
 P = np.array([[[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [1, 0, 0]], [[0.1, 0.8, 0.1], [0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]])
+LIKES_3 = torch.tensor([0.4, 0.3, 0.05, 0.2, 0.05])
 NATS = -math.log(0.25 * 0.6 * 0.8 * 0.2 * 0.4)
 
 
@@ -54,6 +55,65 @@ def test_worked_by_hand(name, value):
 
 def test_every_metric_that_a_task_names_exists():
     assert {name for task in TASKS.values() for name in task.METRICS} <= set(METRICS)
+
+
+def test_partial_errors_by_hand():
+    """Two of a task's partial errors: one counts the first column, the other nothing."""
+    sums = EvaluationSums(3, torch.device("cpu"), ["first_error", "last_error@2"])
+    sums.add_batch(BATCH)
+    targets, answers = torch.from_numpy(BATCH.targets_NT), torch.from_numpy(BATCH.answers_NT)
+    counted = torch.zeros(2, 2, 3, dtype=torch.bool)
+    counted[0, :, 0] = True
+    predicted = torch.from_numpy(P).argmax(-1)
+    sums.add_predictions(torch.tensor(1.0), predicted, targets, answers, counted)
+    result = sums.result()
+    # The first sequence's 0.5 for id 0 is wrong, though no answer; the second's 0.8 for id 1 is right.
+    assert metrics(result, ["first_error", "last_error@2", "token_error"]) == {
+        "first_error": 50, "last_error@2": 0, "token_error": 25,
+    }  # fmt: skip
+    assert result["majority_answers"] == 2
+
+
+def test_f1_by_hand():
+    """Valid: ids 0 and 1 at all places. P_val is their mass; a token beats the others where it is above the rest."""
+    valid = torch.zeros(2, 3, 3, dtype=torch.bool)
+    valid[..., :2] = True
+    logits = torch.from_numpy(P).clamp(min=1e-30).log()
+    targets = torch.from_numpy(BATCH.targets_NT)
+    mass, beats = f1_sums(logits, targets, valid)
+    assert mass.item() == pytest.approx(0.75 + 0.4 + 0.9 + 0.8 + 0.7)
+    assert beats.item() == pytest.approx(0.5 + 0 + 0.5 + 0.5 + 0.5)
+    sums = {"valid_mass": mass.item(), "beats": beats.item(), "targets": 5}
+    precision, recall = 3.55 / 5, 2 / 5
+    f1 = 2 * precision * recall / (precision + recall)
+    assert metrics(sums, ["f1_error"]) == {"f1_error": pytest.approx(100 * (1 - f1))}
+    assert metrics({}, ["f1_error"]) == {"f1_error": 100}
+
+
+def test_closing_brackets_are_compared_with_each_other():
+    """A model that finds opening brackets most probable is judged by the closing one that it prefers."""
+    task = {"kind": "dyck", "brackets": 12, "longer_brackets": 16, "depth": 2, "deeper_depth": 3}
+    trainer = Trainer(tiny_run(task=task), Runtime())
+    batch = trainer.spec.task.sequences("in_dist", 0, 0, 40)
+    share = (batch.targets_NT[batch.answers_NT] == 3).mean()
+    with mock.patch.object(Transformer, "forward", lambda self, tokens: torch.log(LIKES_3).expand(*tokens.shape, 5)):
+        measured = trainer.evaluate(40)
+    assert measured["in_dist/token_error"] == pytest.approx(100 * (1 - share))
+    assert measured["in_dist/loss"] == pytest.approx(-np.log(LIKES_3.numpy())[batch.targets_NT].mean(), rel=1e-5)
+    of_ranges = [measured[f"in_dist/{name}"] for name in trainer.spec.task.partial_errors("in_dist")]
+    assert len(of_ranges) == 5
+    inner_NT = trainer.spec.task.counted(batch, "in_dist")["inner_error"]
+    assert of_ranges[0] == pytest.approx(100 * (batch.targets_NT[inner_NT] != 3).mean())
+
+
+def test_partial_errors_of_longer_sequences_have_no_ranges():
+    """`last_error@2x` would be the place 2 × N; ranges are measured at the trained length only."""
+    task = {"kind": "word_problem", "group": "S3", "elements": 4, "longer_elements": 6}
+    run = tiny_run(task=task, **{"evaluate.lengths": [2]})
+    measured = Evaluator(run, Runtime(), Trainer(run, Runtime()).model).evaluate_longer(2, 8)
+    assert set(measured) == {f"in_dist/{name}@2x" for name in (*run.task.METRICS, "last_error")}
+    assert set(measured) | {"longer/position_error@6", "in_dist/position_error@4"} <= set(run.metrics)
+    assert not [name for name in run.metrics if name.count("@") > 1]
 
 
 def test_an_overflow_is_infinite_and_an_empty_metric_is_zero():

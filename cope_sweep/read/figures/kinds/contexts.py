@@ -29,7 +29,8 @@ class Contexts(FigureKind):
     """A metric against the length of the evaluated sequences, or the place in them: a line for each row.
 
     Lengths are lengths of windows over a text (`evaluate.contexts`), or multiples of the trained length
-    (`evaluate.lengths`). Perplexity by place needs `evaluate.positions`.
+    (`evaluate.lengths`). Perplexity by place needs `evaluate.positions`. Errors by place or distance are metrics of
+    some tasks: `in_dist/position_error`, `in_dist/distance_error`.
 
     Each variant of the evaluation (`evaluate.variants`) has its own line.
     """
@@ -49,8 +50,8 @@ class Contexts(FigureKind):
         return {} if self.panels is None else {"panels": self.panels}
 
     def check(self, planned: Planned) -> None:
-        """Also asks that a run is evaluated at other lengths or, for perplexity by place, that all are by place."""
-        if _is_by_place(self.metric):
+        """Also asks that a run is evaluated at other lengths or, for a metric by place, that all are by place."""
+        if _range_title(self.metric):
             self._check_places(planned)
         elif any(run.evaluate.contexts or run.evaluate.lengths for run in planned.runs):
             planned.check_metrics([(("metric",), self.metric)])
@@ -60,12 +61,15 @@ class Contexts(FigureKind):
         super().check(planned)
 
     def _check_places(self, planned: Planned) -> None:
+        from cope_sweep.config.run import POSITION_PERPLEXITY
+
         for run in planned.runs:
-            if run.evaluate.positions is None:
+            if run.evaluate.positions is None and self.metric.endswith(POSITION_PERPLEXITY):
                 message = f"a figure of {self.metric} needs evaluate.positions, and a row has none"
                 raise planned.error((), message, "no_positions")
-            if f"{self.metric}@{run.evaluate.positions}" not in run.metrics:
-                bases = {name.partition("@")[0] for name in run.metrics if _is_by_place(name.partition("@")[0])}
+            bases = {name.partition("@")[0] for name in run.metrics if "@" in name}
+            if self.metric not in bases:
+                bases = {base for base in bases if _range_title(base)}
                 raise planned.no_metric(("metric",), [run], self.metric, sorted(bases))
 
     def question_fields(self) -> dict[str, Any]:
@@ -101,10 +105,10 @@ class Contexts(FigureKind):
                 code="no_contexts",
                 ablation=plan.name,
             )
-        measures = sorted(dict.fromkeys(match["metric"] for match in matches.values()), key=_is_by_place)
+        measures = sorted(dict.fromkeys(match["metric"] for match in matches.values()), key=_is_by_range)
         metrics = tuple(dict.fromkeys(name.partition("@")[0] for name in question.metric)) or (measures[0],)
-        by_place = _is_by_place(metrics[0])
-        allowed = [measure for measure in measures if _is_by_place(measure) == by_place]  # they share the axis of x
+        range_title = _range_title(metrics[0])
+        allowed = [measure for measure in measures if _range_title(measure) == range_title]  # they share the axis of x
         for metric in metrics:
             if metric not in allowed:
                 message = f"{plan.name} has no metric {metric}@…{suggest(metric, allowed)}"
@@ -134,8 +138,8 @@ class Contexts(FigureKind):
                 if prefix + column in columns_of_runs
             ]
         x_title, log = "evaluation context (tokens)", question.log
-        if by_place:
-            x_title = "place in the context (tokens)"
+        if range_title:
+            x_title = range_title
         elif multiples:
             x_title = "length of a test sequence (times the trained length)"
             log = log or False  # most errors are large, and a logarithmic axis would flatten them
@@ -147,7 +151,12 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
     return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
 
 
-def _is_by_place(metric: str) -> bool:
-    from cope_sweep.config.run import POSITION_PERPLEXITY
+def _range_title(metric: str) -> str | None:
+    """What the number after `@` is, if it is the end of a range; None if it is a length."""
+    from cope_sweep.config.run import BY_PLACE
 
-    return metric.endswith(POSITION_PERPLEXITY)
+    return BY_PLACE.get(metric.rpartition("/")[2])
+
+
+def _is_by_range(metric: str) -> bool:
+    return _range_title(metric) is not None
