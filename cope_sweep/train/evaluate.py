@@ -327,9 +327,11 @@ class Evaluator:
             valid_NTV = task.valid_next(part.inputs_NT)
             counted = task.counted(part, split) if names else {}
             return EvaluatedPart(
-                *map(on_device, (part.inputs_NT, part.targets_NT, part.answers_NT)),
-                counted_GNT=on_device(np.stack([counted[name] for name in names])) if names else None,
-                valid_NTV=None if valid_NTV is None else on_device(valid_NTV),
+                on_device(part.inputs_NT),
+                on_device(part.targets_NT),
+                on_device(part.answers_NT),
+                on_device(np.stack([counted[name] for name in names])) if names else None,
+                None if valid_NTV is None else on_device(valid_NTV),
             )
 
         return share, [tensors(part) for part in in_parts(share, at_once)]

@@ -122,6 +122,30 @@ def test_perplexity_by_place_by_hand(store):
         made("contexts", plan, store, metric=("validation/position_perplexity", "validation/perplexity"))
 
 
+def test_errors_by_place_and_distance_by_hand(store):
+    """They have an axis of their own each, and are no lengths."""
+    base = {"task": {"kind": "word_problem", "group": "S3", "elements": 4, "longer_elements": 5}}
+    names = [f"in_dist/position_error@{end}" for end in (1, 2, 4)]
+    plan = plan_of(
+        base=base,
+        metrics=[{"name": "in_dist/token_error"}],
+        published=[],
+        figures=[{"kind": "contexts", "metric": "in_dist/position_error"}],
+    )
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": 1.0} | dict(zip(names, (0.0, 10.0, 80.0), strict=True)))
+    figure = made("contexts", plan, store, metric=("in_dist/position_error",))
+    assert lines(figure, "metric", "x", "mean")[:3] == [
+        ["in_dist/position_error", 1.0, 0.0],
+        ["in_dist/position_error", 2.0, 10.0],
+        ["in_dist/position_error", 4.0, 80.0],
+    ]
+    assert "place in the sequence (tokens)" in svg_texts(figure.render("svg"))
+    figures = [{"kind": "contexts", "metric": "in_dist/distance_error"}]
+    with raises("unknown_metric", metric="in_dist/distance_error"):
+        plan_of(base=base, metrics=[{"name": "in_dist/token_error"}], published=[], figures=figures)
+
+
 def test_lengths_by_hand(store):
     """The metric at the trained length is the first point. Absolute positions have no other."""
     base = {"task": {"kind": "flip_flop", "pairs": 4}, "evaluate": {"lengths": [2, 4]}}

@@ -4,7 +4,7 @@ from markupsafe import escape
 
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import read_results
-from cope_sweep.read.tables.rules import SEQUENCES
+from cope_sweep.read.tables.rules import SEQUENCES, rule_errors
 from tests.helpers.finished_runs import finish, plan_of
 from tests.helpers.tiny import TINY
 
@@ -39,6 +39,40 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     html = report.to_html()
     assert "<h3>Shortcuts</h3>" in html
     assert escape(found.rows_like_rules[0]) in html
+
+
+def test_errors_on_some_answers_have_rules_of_their_own(store):
+    task = {"kind": "grid_navigation", "dimensions": 2, "steps": 40, "sparse_steps": 50, "objects": 4}
+    names = ["in_dist/token_error", "in_dist/map_error", "in_dist/map_error@2x", "in_dist/sequence_error"]
+    content = {
+        "base": TINY | {"task": task, "evaluate": {"lengths": [2]}},
+        "metrics": [{"name": name} for name in names],
+    }
+    plan = plan_of(**COUNTING_CONTENT | content)
+    run = plan.runs[0]
+    rules = [rule_errors(run, name) for name in names]
+    assert [each.get("the mirror rule, or blank") == 100 for each in rules] == [False, True, True, False]
+    assert 20 < rules[0]["the mirror rule, or blank"] < 50
+    assert rules[1] == run.task.shortcut_errors("in_dist", SEQUENCES, "map_error")
+    assert not rules[3]
+    for each in plan.runs:
+        finish(store, each, dict.fromkeys(names, 99.0))
+    found = evidence(read_results(plan, store)).shortcuts
+    assert len(found.layout.headers) == 4
+    assert "the mirror rule, or blank" in [row[0].text for row in found.layout.rows]
+
+
+def test_errors_of_rules_at_ranges_and_f1():
+    task = {"kind": "dyck", "brackets": 12, "longer_brackets": 16, "depth": 2, "deeper_depth": 3}
+    run = plan_of(**COUNTING_CONTENT | {"base": TINY | {"task": task}, "metrics": [{"name": ERROR}]}).runs[0]
+    assert set(rule_errors(run, "in_dist/f1_error")) == {
+        "only opens brackets", "opens a bracket, or closes the one before at once", "a counter for each kind",
+    }  # fmt: skip
+    last = "closes the last bracket that was opened, even if it is closed"
+    assert rule_errors(run, "in_dist/distance_error@1")[last] == 0
+    assert rule_errors(run, "longer/distance_error@7")[last] > 20
+    assert not rule_errors(run, "in_dist/distance_error@5")  # no range ends there
+    assert not rule_errors(run, "in_dist/loss")
 
 
 def test_a_seed_that_does_no_better_than_a_rule_is_stuck_and_has_not_learned(store):
