@@ -128,9 +128,11 @@ class Task(Kind):
         """The targets of sequences of a split that each of `partial_errors` counts: bool, (N, T)."""
         return {}
 
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """The token ids among which an answer is chosen, if it is not the most probable one of all tokens."""
+    def choices(self, metric: str) -> tuple[int, ...]:
+        """The token ids among which a metric takes the most probable one; empty if it takes that of all tokens.
+
+        `token_error` stands for `sequence_error`, too.
+        """
         return ()
 
     def valid_next(self, inputs_NT: np.ndarray) -> np.ndarray | None:

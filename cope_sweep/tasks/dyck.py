@@ -67,8 +67,7 @@ class Dyck(GeneratedTask):
     def vocabulary_size(self) -> int:
         return 2 * self.kinds + 1
 
-    @property
-    def choices(self) -> tuple[int, ...]:
+    def choices(self, metric: str) -> tuple[int, ...]:
         return tuple(range(self.kinds, 2 * self.kinds))
 
     def partial_errors(self, split: str) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ dimensions, with objects a, b, … and the blank B:
 
 All tokens are targets. An answer is what is observed at a cell that was observed before, unless it is blank: the
 published accuracies cannot count blanks, since "always blank" has 0.8 in the sparse test set, where RoPE has 0.39.
-`revisit_error` counts the blank ones too.
+`revisit_error` counts the blank ones too. A model that does not know a cell finds a blank more probable than each of
+the objects, and so is always wrong at the answers; `object_error` compares the objects only, and has a chance of one in
+16. The paper does not say which of the two it reports.
 
 Most answers need no map: after turning round, the observation m steps later is the one m steps before the turn, as long
 as the walk goes back along the straight line that it came (the mirror rule). `map_error` counts the answers whose cell
@@ -71,7 +73,10 @@ class GridNavigation(GeneratedTask):
         return self.objects + 1 + 2 * self.dimensions
 
     def partial_errors(self, split: str) -> tuple[str, ...]:
-        return ("revisit_error", "map_error")
+        return ("revisit_error", "map_error", "object_error")
+
+    def choices(self, metric: str) -> tuple[int, ...]:
+        return tuple(range(self.objects)) if metric == "object_error" else ()
 
     def length(self, split: str) -> int:
         return 2 * self._steps(split) - 1
@@ -118,7 +123,8 @@ class GridNavigation(GeneratedTask):
         revisit_NT, found_NT = np.zeros((2, *batch.inputs_NT.shape), dtype=bool)
         revisit_NT[:, ::2] = first_NS < np.arange(first_NS.shape[1])
         found_NT[:, ::2] = self._mirrored(actions_NS) >= 0
-        return {"revisit_error": revisit_NT, "map_error": batch.answers_NT & ~found_NT}
+        answers_NT = batch.answers_NT
+        return {"revisit_error": revisit_NT, "map_error": answers_NT & ~found_NT, "object_error": answers_NT}
 
     def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
         actions_NS = self._actions(inputs_NT)

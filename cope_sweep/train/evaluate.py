@@ -86,6 +86,7 @@ class EvaluationSums:
         targets_NT: Tensor,
         answers_NT: Tensor,
         counted_GNT: Tensor | None = None,
+        chosen_GNT: Tensor | None = None,
         f1: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Add the sums over the predictions for some sequences.
@@ -96,13 +97,15 @@ class EvaluationSums:
             targets_NT: The targets.
             answers_NT: bool: the target is an answer, which the error rates count.
             counted_GNT: bool: the targets that each partial error counts; needed if there are any.
+            chosen_GNT: The token that each of them takes, if not all take `most_probable_NT`.
             f1: The two sums of `f1_sums`.
         """
         is_wrong_NT = most_probable_NT != targets_NT
         wrong_NT = is_wrong_NT & answers_NT
         sums = [nats, wrong_NT.sum(), wrong_NT.any(-1).sum(), *(f1 or (nats.new_zeros(()), nats.new_zeros(())))]
         if counted_GNT is not None:
-            sums += [*counted_GNT.sum((1, 2)), *(counted_GNT & is_wrong_NT).sum((1, 2))]
+            is_wrong = is_wrong_NT if chosen_GNT is None else chosen_GNT != targets_NT
+            sums += [*counted_GNT.sum((1, 2)), *(counted_GNT & is_wrong).sum((1, 2))]
         self._prediction_sums += torch.stack([total.double() for total in sums])
 
     def result(self, sum_over_workers: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[str, float]:
@@ -184,6 +187,8 @@ class EvaluatedPart(NamedTuple):
         return sum(tensor.nbytes for tensor in self if tensor is not None)
 
 
+Predictions = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]
+"""The arguments of `EvaluationSums.add_predictions`."""
 TestShare = tuple[Batch, list[EvaluatedPart]]
 """A worker's share of some test sequences, on the host and in parts on the device."""
 
@@ -340,27 +345,37 @@ class Evaluator:
     def _sums(self, shares: Iterable[TestShare], split: str, task: Task | None = None) -> dict[str, float]:
         """The sums over the model's predictions for the shares, over all workers."""
         task = task or self._spec.task
+        choices = [task.choices(name) for name in ("token_error", *task.partial_errors(split))]
         self._model.eval()
         sums = EvaluationSums(self._model.vocabulary_size, self._device, task.partial_errors(split))
         for batch, parts in shares:
             sums.add_batch(batch)
             for part in parts:
-                nats, most_probable_NT, f1 = self._predictions(part, task.choices)
-                sums.add_predictions(nats, most_probable_NT, part.targets_NT, part.answers_NT, part.counted_GNT, f1)
+                sums.add_predictions(*self._predictions(part, choices))
         return sums.result(partial(sum_over_workers, self._runtime))
 
-    def _predictions(
-        self, part: EvaluatedPart, choices: Sequence[int]
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The summed cross-entropy, the most probable tokens (of `choices`, if there are any), and `f1_sums`."""
+    def _predictions(self, part: EvaluatedPart, choices: Sequence[Sequence[int]]) -> Predictions:
+        """The arguments of `EvaluationSums.add_predictions`.
+
+        `choices` are the ids among which answers are chosen, or none for all ids: those of the token error, and of each
+        partial error.
+        """
+        targets_NT, answers_NT, counted_GNT = part.targets_NT, part.answers_NT, part.counted_GNT
         with self._runtime.autocast():
-            if not choices and part.valid_NTV is None:
-                return *self._model.predict(part.inputs_NT, part.targets_NT), None
+            if not any(choices) and part.valid_NTV is None:
+                predicted = self._model.predict(part.inputs_NT, targets_NT)
+                return *predicted, targets_NT, answers_NT, counted_GNT, None, None
             logits_NTV = self._model(part.inputs_NT)
-            nats = next_token_loss(logits_NTV, part.targets_NT)
-        most_probable_NT = logits_NTV.argmax(-1)
-        if choices:
-            ids = torch.tensor(choices, device=logits_NTV.device)
-            most_probable_NT = ids[logits_NTV[..., ids].argmax(-1)]
-        f1 = None if part.valid_NTV is None else f1_sums(logits_NTV, part.targets_NT, part.valid_NTV)
-        return nats, most_probable_NT, f1
+            nats = next_token_loss(logits_NTV, targets_NT)
+        chosen_NT, *of_parts = (_most_probable(logits_NTV, among) for among in choices)
+        chosen_GNT = torch.stack(of_parts) if of_parts else None
+        f1 = None if part.valid_NTV is None else f1_sums(logits_NTV, targets_NT, part.valid_NTV)
+        return nats, chosen_NT, targets_NT, answers_NT, counted_GNT, chosen_GNT, f1
+
+
+def _most_probable(logits_NTV: Tensor, among: Sequence[int]) -> Tensor:
+    """The most probable of some ids, or of all of them if none are named, (N, T)."""
+    if not among:
+        return logits_NTV.argmax(-1)
+    ids = torch.tensor(among, device=logits_NTV.device)
+    return ids[logits_NTV[..., ids].argmax(-1)]

@@ -32,7 +32,7 @@ def test_the_row_of_the_docstring():
         "distance_error@3": [],
         "distance_error@7": [5],
     }
-    assert [task.token_label(token) for token in task.choices] == [")", "]"]
+    assert [task.token_label(token) for token in task.choices("token_error")] == [")", "]"]
 
 
 def test_valid_tokens_of_the_source():

@@ -106,6 +106,21 @@ def test_closing_brackets_are_compared_with_each_other():
     assert of_ranges[0] == pytest.approx(100 * (batch.targets_NT[inner_NT] != 3).mean())
 
 
+def test_objects_of_a_grid_are_compared_with_each_other():
+    """A model that finds a blank most probable everywhere is wrong at all answers, but it prefers one object."""
+    task = {"kind": "grid_navigation", "steps": 20, "dense_steps": 20, "sparse_steps": 20, "objects": 2}
+    trainer = Trainer(tiny_run(task=task), Runtime())  # ids: 2 objects, a blank, 2 actions
+    likes_blank = torch.tensor([0.1, 0.2, 0.4, 0.15, 0.15]).log()
+    with mock.patch.object(Transformer, "forward", lambda self, tokens: likes_blank.expand(*tokens.shape, 5)):
+        measured = trainer.evaluate(40)
+    batch = trainer.spec.task.sequences("in_dist", 0, 0, 40)
+    answers = batch.targets_NT[batch.answers_NT]
+    revisits = batch.targets_NT[trainer.spec.task.counted(batch, "in_dist")["revisit_error"]]
+    assert measured["in_dist/token_error"] == measured["in_dist/map_error"] == 100
+    assert measured["in_dist/object_error"] == pytest.approx(100 * (answers != 1).mean())
+    assert measured["in_dist/revisit_error"] == pytest.approx(100 * (revisits != 2).mean())
+
+
 def test_partial_errors_of_longer_sequences_have_no_ranges():
     """`last_error@2x` would be the place 2 × N; ranges are measured at the trained length only."""
     task = {"kind": "word_problem", "group": "S3", "elements": 4, "longer_elements": 6}
