@@ -34,7 +34,7 @@ from cope_sweep.positions.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 32
+CHUNK = 16
 """Keys whose products with later queries are one product of matrices; with queries between them, C·R·K exponentials."""
 
 

@@ -34,6 +34,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "cope, `gate: separate`": {"position": [{"kind": "cope", "gate": "separate"}]},
     "rope, `dropout: 0.1`": {"position": ["rope"], "dropout": 0.1},
     "cope, `dropout: 0.1`": {"position": ["cope"], "dropout": 0.1},
+    "none, `output_gate: channel`": {"position": [], "output_gate": "channel"},
+    "none, `output_gate: head`": {"position": [], "output_gate": "head"},
+    "none, `qk_norm: true`": {"position": [], "qk_norm": True},
 }
 
 
