@@ -54,8 +54,8 @@ def empty_outputs(arguments: Arguments, kernel: str) -> tuple[Tensor, Tensor, Te
 def _carry(arguments: Arguments, kernel: str) -> Tensor:
     """An empty tensor for what a kernel saves for its backward pass beside the output and the log-sum-exp."""
     (B, H, T, _), v = arguments.q.shape, arguments.v
-    if kernel == "triton":  # integers of each query
-        return arguments.q.new_empty((3, B, H, T), dtype=torch.int32)
+    if kernel == "triton":  # numbers of each query
+        return arguments.q.new_empty((4, B, H, T), dtype=torch.int32)
     # What rounding to half precision has cut off the output.
     return v.new_empty((B, H, T, v.shape[-1]) if v.dtype.itemsize < 4 else (0,))
 

@@ -7,16 +7,14 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-from cope_benchmarks.exact import computed_by
+from cope_benchmarks import sizes
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from triton.backends.compiler import GPUTarget
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention import launch, workspace
 from cope_sweep.kernels.triton_attention.launch import precision
-from cope_sweep.kernels.triton_attention.tile_sizes import KERNELS, tile_sizes
+from cope_sweep.kernels.triton_attention.tile_sizes import FAR, KERNELS, NEAR, tile_sizes
 from cope_sweep.kernels.triton_attention.workspace import divide
 from tests.helpers.processes import output_of
 
@@ -36,51 +34,20 @@ SIZES = {"batch": 2, "heads": 2, "tokens": 1024}
 """Triton makes special kernels for sizes of 1."""
 
 
-class Driver:
-    """Lets Triton compile for a GPU that this machine need not have."""
-
-    def __init__(self, capability):
-        self.capability = capability
-
-    def get_current_target(self):
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
-def compile_ahead(monkeypatch):
-    """A function that compiles the kernels of a problem for a GPU, without running them: Triton's results by name."""
-
-    def compile_all(capability, problem):
-        compiled = {}
-
-        def compile_instead(kernel, grid, arguments, sizes):
-            compiled[kernel] = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS)
-
-        monkeypatch.setattr(launch, "run", compile_instead)
-        triton.runtime.driver.set_active(Driver(capability))
-        computed_by(problem.attend, *problem.leaves())
-        return compiled
-
-    forget()
-    yield compile_all
-    triton.runtime.driver.set_active(None)  # then Triton looks for a GPU at its next launch
-    forget()
+def near_and_far(monkeypatch):
+    """Plain tiles have kernels of their own."""
+    monkeypatch.setattr(launch, "NEAR_AND_FAR", True)
 
 
-def forget():
-    """What this process has compiled, for whichever GPU."""
-    for kernel in launch.KERNELS.values():
-        kernel.device_caches.clear()
+def compile_ahead(capability, problem):
+    """The kernels of a problem by name, compiled for a GPU that this machine need not have."""
+    with sizes.target(capability):
+        return {kernel: each.result for kernel, each in sizes.compiled(problem).items()}
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "bfloat16"), (90, "bfloat16"), (90, "float32")])
-def test_compiles(compile_ahead, capability, dtype):
+def test_compiles(capability, dtype):
     compiled = compile_ahead(capability, Problem(**SIZES, dtype=dtype))
     assert set(compiled) == set(KERNELS)
     shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
@@ -92,12 +59,12 @@ def test_compiles(compile_ahead, capability, dtype):
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_large_heads_fit_the_shared_memory(compile_ahead, dtype, head_dim):
+def test_large_heads_fit_the_shared_memory(dtype, head_dim):
     compiled = compile_ahead(90, Problem(**SIZES, dtype=dtype, head_dim=head_dim))
     assert all(each.metadata.shared <= 227 * 1024 for each in compiled.values())
 
 
-def test_compiles_with_all_terms(compile_ahead):
+def test_compiles_with_all_terms():
     problem = Problem(
         **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", gate_bias=True, slope=True, relative=100, far="last", buckets=129,
         alibi=True, key_bias=True, dropout=0.1, lengths=(5, 7),
@@ -105,8 +72,33 @@ def test_compiles_with_all_terms(compile_ahead):
     assert len(compile_ahead(90, problem)) == 3
 
 
-def test_compiles_with_segments(compile_ahead):
+def test_compiles_with_segments():
     assert len(compile_ahead(90, Problem(**SIZES, p_max=None, knots=64))) == 3
+
+
+def test_compiles_near_and_far(near_and_far):
+    problem = Problem(
+        **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", gate_bias=True, relative=100, far="last", buckets=129,
+        alibi=True, key_bias=True, dropout=0.1, lengths=(5, 7),
+    )  # fmt: skip
+    assert set(compile_ahead(90, problem)) == {*NEAR, *FAR}
+    assert set(compile_ahead(90, Problem(**SIZES, p_max=None, knots=64))) == {*NEAR, *FAR}
+    assert set(compile_ahead(80, Problem(**SIZES))) == {*NEAR, *FAR}
+
+
+@pytest.mark.parametrize("problem", [{"p_max": None}, {"p_max": None, "alibi": True}, {"slope": True}], ids=str)
+def test_one_kernel_visits_all_tiles_where_two_would_not_help(near_and_far, problem):
+    assert set(compile_ahead(90, Problem(**SIZES, **problem))) == set(KERNELS)
+
+
+def test_kernels_of_plain_tiles_are_as_small_as_those_without_positions():
+    rows = sizes.measure(64, (sizes.WITHOUT, sizes.TWO))["rows"]
+    for kernel in KERNELS:
+        far, without = rows[f"{sizes.TWO}: {kernel}_far"], rows[f"{sizes.WITHOUT}: {kernel}"]
+        assert far["registers"] <= without["registers"], kernel
+        assert far["stack, bytes"] == 0, kernel
+        assert far["warps at once"] >= without["warps at once"], kernel
+        assert far["waits for them"] < far["products"] / 2, kernel  # the tensor cores are not waited for one by one
 
 
 MULTIPLES = (
@@ -121,15 +113,22 @@ MULTIPLES = (
     (("backward_keys", "PLAIN_T"), ("backward_keys", "BLOCK_T")),
 )
 """Tile sizes of which the first is a multiple of the second."""
+OF_FAR = (
+    *((("forward_near", size), (kernel, size)) for size in ("BLOCK_T", "PLAIN_S") for kernel in FAR[:2]),
+    *((("backward_keys_near", size), ("backward_keys_far", size)) for size in ("BLOCK_T", "BLOCK_S", "PLAIN_T")),
+    *((("backward_keys_far", size), ("backward_keys_near", size)) for size in ("BLOCK_T", "BLOCK_S", "PLAIN_T")),
+)
 
 
 @pytest.mark.parametrize("head_dim", [1, 64, 65, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_tiles_of_the_kernels_fit_together(dtype, head_dim):
-    sizes = {kernel: tile_sizes(kernel, dtype, head_dim) for kernel in KERNELS}
-    for (kernel, size), (other, other_size) in MULTIPLES:
-        assert sizes[kernel][size] % sizes[other][other_size] == 0, (kernel, size)
-    assert all(each["BLOCK_S"] <= 64 for each in sizes.values())  # sums of so many gates are exact
+    of = {kernel: tile_sizes(kernel, dtype, head_dim) for kernel in (*KERNELS, *NEAR, *FAR)}
+    near = tuple(((f"{one}_near", size), (f"{two}_near", other)) for (one, size), (two, other) in MULTIPLES)
+    for (kernel, size), (other, other_size) in (*MULTIPLES, *near, *OF_FAR):
+        assert of[kernel][size] % of[other][other_size] == 0, (kernel, size)
+    assert all(of[kernel]["BLOCK_S"] <= 64 for kernel in (*KERNELS, *NEAR))  # sums of so many gates are exact
+    assert all(each["BLOCK_T"] <= 128 for each in of.values())  # `launch._LARGEST_TILE`
 
 
 def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
@@ -185,6 +184,14 @@ def test_scratch_memory_has_the_stated_size(monkeypatch):
     assert allocated(monkeypatch, **given) == (2048 * forward, 2048 * backward + other)
     monkeypatch.setattr(workspace, "MIN_ROWS", 256)
     assert allocated(monkeypatch, **given) == (256 * forward, 256 * backward + other + 1024 * 64 * 8)
+
+
+def test_scratch_memory_between_near_and_far_has_the_stated_size(monkeypatch, near_and_far):
+    given = {"batch": 1, "heads": 3, "tokens": 1024, "p_max": 64, "head_dim": 64}
+    forward = 4 * 64 + 4 * (1 + 64)
+    backward = 12 * 64 + 4 * 64 * 64 / 64 + 16 + 16 * (1024 / 64 + 1) + 3 * 4 * 64
+    other = 64 * 64 * 4
+    assert allocated(monkeypatch, **given) == (3 * 1024 * forward, 3 * 1024 * backward + other)
 
 
 def test_launches_cover_every_head_and_query_once():

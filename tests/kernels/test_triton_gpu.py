@@ -122,6 +122,19 @@ def test_output_and_gradients_equal_float64(name):
     assert_right(CASES[name], at_most=3.0 if name == BELOW_A_UNIT else 1.0)
 
 
+NEAR_AND_FAR = (
+    "mean gate 0.02", "mean gate 0.98", "float32, head dim 32", "bfloat16, head dim 128", "cope and relative, capped", "t5", "cope-mlp",
+    "padding", "cached keys, padding", "separate gate keys", "dropout", "cope and alibi", "p_max full", "4096 tokens",
+    "4096 tokens, padding", "16384 tokens",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in NEAR_AND_FAR if name in CASES])
+def test_near_and_far_kernels_equal_float64(name, monkeypatch):
+    monkeypatch.setattr(launch, "NEAR_AND_FAR", True)
+    assert_right(CASES[name])
+
+
 @pytest.mark.skipif(not ON_GPU, reason="compiled kernels only")
 @pytest.mark.parametrize(
     "name", ["bfloat16, head dim 64", "4096 tokens", "dropout", "p_max full", "relative", "all at once"]

@@ -151,10 +151,64 @@ def test_output_and_gradients_equal_the_reference(problem, dtype):
     assert_equals_reference(problem, attend_triton, dtype)
 
 
+@pytest.fixture
+def near_and_far(monkeypatch):
+    """Plain tiles have kernels of their own."""
+    monkeypatch.setattr(launch, "NEAR_AND_FAR", True)
+
+
+NEAR_AND_FAR = [
+    "cope",
+    "one token",
+    "saturates at once",
+    "saturates late",
+    "never saturates",
+    "odd head dim",
+    "values as gate keys",
+    "cope-mlp, saturated",
+    "cope and alibi",
+    "relative and t5",
+    "cope and fox, saturated",
+    "rotated, separate gate keys",
+    "several chunks of a table",
+    "padding",
+    "padding, all distances",
+    "dropout, saturated",
+    "cached keys, padding",
+    "bfloat16",
+]
+
+
+@pytest.mark.parametrize("name", NEAR_AND_FAR)
+def test_near_and_far_kernels_equal_the_reference(near_and_far, name):
+    problem, dtype = CASES[name]
+    assert_equals_reference(problem, attend_triton, dtype)
+
+
+@pytest.mark.parametrize("name", ["cope", "saturates late", "dropout, saturated", "cope and fox, saturated"])
+def test_two_kernels_give_what_one_gives(name, monkeypatch):
+    problem, _ = CASES[name]
+    given = problem_of(problem, torch.float32)
+    inputs = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    found = []
+    for near_and_far in (False, True):
+        monkeypatch.setattr(launch, "NEAR_AND_FAR", near_and_far)
+        out = attention(given, "triton")
+        found.append([out, *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True)])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+
+
 UNEVEN_TILES = {
     "forward": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
     "backward_rows": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
     "backward_keys": {"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
+}
+UNEVEN_TILES |= {f"{kernel}_near": tiles for kernel, tiles in UNEVEN_TILES.items()}
+UNEVEN_TILES |= {
+    "forward_far": {"BLOCK_T": 16, "PLAIN_S": 16},
+    "backward_rows_far": {"BLOCK_T": 16, "PLAIN_S": 32},
+    "backward_keys_far": UNEVEN_TILES["backward_keys"],
 }
 
 
@@ -168,8 +222,10 @@ OTHER_TILES = [
 ]
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["", "near and far"])
 @pytest.mark.parametrize("name", OTHER_TILES)
-def test_tiles_of_other_sizes(name, monkeypatch):
+def test_tiles_of_other_sizes(name, split, monkeypatch):
+    monkeypatch.setattr(launch, "NEAR_AND_FAR", split)
     problem, dtype = CASES[name]
     problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40)[: problem.batch], seed=5)
     monkeypatch.setattr(launch, "tile_sizes", lambda kernel, *_: UNEVEN_TILES[kernel])
@@ -202,7 +258,15 @@ def test_queries_in_several_launches(small_launches, name):
     assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)
 
 
-def test_heads_in_several_launches(small_launches, monkeypatch):
+@pytest.mark.parametrize("name", ["cope", "padding", "rotated, separate gate keys", "cope and fox, saturated"])
+def test_near_and_far_queries_in_several_launches(near_and_far, small_launches, name):
+    problem, dtype = CASES[name]
+    assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["", "near and far"])
+def test_heads_in_several_launches(small_launches, monkeypatch, split):
+    monkeypatch.setattr(launch, "NEAR_AND_FAR", split)
     monkeypatch.setattr(workspace, "MIN_ROWS", 64)
     encodings = CoPE(p_max=4, per_head=True), T5(buckets=4, max_distance=9)
     problem, dtype = case(*encodings, batch=2, heads=3, queries=20)

@@ -8,6 +8,7 @@ slopes and biases to float32.
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
     kernel_backward_keys.py    gradients of keys, values and gate keys
+    kernels_far.py             the tiles beyond all tables, if they have kernels of their own (`launch.NEAR_AND_FAR`)
     scores.py                  what they share of a tile: logits, terms, gradients of scores
     tables.py                  tables in scratch memory
     table_gradients.py         their gradients
@@ -16,7 +17,7 @@ slopes and biases to float32.
     tile_sizes.py              the sizes of tiles, numbers of warps and stages
     workspace.py               the size of scratch memory, a formula
 
-Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8
+Memory beyond inputs and outputs: 20 bytes for each query of each head from the forward pass to the backward pass, 8
 in the backward pass, and the scratch memory.
 """
 

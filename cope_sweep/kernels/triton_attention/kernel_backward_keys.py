@@ -2,11 +2,12 @@
 
 It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to
 the same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of
-q and do need no transposition.
+q and do need no transposition. With NEAR, another kernel visits the plain tiles, and adds their gradients
+(`kernels_far.py`).
 
 **Records** of four float32 numbers hold what it needs of a query, so that a thread gets each with one load:
 
-- in `row_records`: Σ_k do·o; the log-sum-exp; the bias of plain tiles minus that; the fourth is not used;
+- in `row_records`: Σ_k do·o; the log-sum-exp; the bias of plain tiles minus that; with NEAR, Σ ds of plain tiles;
 - in `edge_records`, for each tile of keys: of the position at its right edge, the fraction, and the first number of
   `table_row`, plus the row's start in the table, if not WIDE; Σ dp of all keys before the tile; the second number of
   `table_row`, or with `m` or segments the integer of the position. Instead of a tile after the last, those of any tile
@@ -27,6 +28,60 @@ from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 TILES = tl.constexpr(128)
 """Number of tiles of queries for which a program reads at once whether they are plain."""
+
+
+@triton.jit
+def tiles_of_queries(
+    n, head, plain_end, lengths, b, T, S, first_row, launch_rows,
+    BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, PLAIN_T: tl.constexpr,
+):  # fmt: skip
+    """Tiles of BLOCK_T queries, counted from the first of the launch, and the row after the last token's.
+
+    None before `start` attends to a key of tile `n`, from `end` on there are no tokens, and from `general_end` on this
+    tile is plain for all queries. Returns rows_end, start, general_end, end.
+    """
+    rows_end = T
+    if lengths is not None:
+        rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
+    sees = n * BLOCK_S - (S - T) < rows_end  # whether any query attends to the tile
+    end = tl.where(sees, tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T), 0)
+    start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
+    general_end = start
+    for first in tl.range(start, end, TILES, num_stages=1):
+        each = first + tl.arange(0, TILES)
+        rows = first_row + each * BLOCK_T
+        begins = tl.load(plain_end + head.to(tl.int64) * T + rows, mask=(rows < T) & (each < end), other=FAR)
+        general_end = tl.maximum(general_end, tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0))
+    general_end = tl.maximum(start, tl.minimum(general_end, end))
+    general_end = tl.cdiv(general_end, PLAIN_T // BLOCK_T) * (PLAIN_T // BLOCK_T)
+    return rows_end, start, general_end, end
+
+
+@triton.jit
+def plain_tiles(
+    dk_tile, dv_tile, dbias_c, start, end, k_tile, v_tile, q, q_t, do, do_t, records, bias_c, slope_h, seeds, b, h, j,
+    T, S, first_row, rows_end, scale, threshold, survival,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, PLAIN_T: tl.constexpr,
+):  # fmt: skip
+    """The gradients of keys, values and biases of keys by tiles of PLAIN_T queries, added. `records`: of the launch."""
+    for plain in range(start, end):
+        tile_row = first_row + plain * PLAIN_T
+        r = tl.arange(0, PLAIN_T)
+        i = tile_row + (S - T) + r
+        valid = r < rows_end - tile_row
+        q_tile = tiles.load(q + tile_row.to(tl.int64) * q_t, r, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do + tile_row.to(tl.int64) * do_t, r, do_t, valid, HEAD_DIM, BLOCK_K)
+        delta_r, _lse, far, _ds = tables.load_record(records + plain * PLAIN_T * 4 + r.to(tl.int64) * 4)
+        s = scores.plain(k_tile, q_tile, scale, far, slope_h, i, j, bias_c, True, PRECISION)
+        da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
+        row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
+        kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, True)
+        if bias_c is not None:
+            dbias_c += tl.sum(ds, 1)
+        dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
+        dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
+    return dk_tile, dv_tile, dbias_c
 
 
 @triton.jit(do_not_specialize=tiles.SIZES)
@@ -55,6 +110,7 @@ def backward_keys(
     ROWS_T: tl.constexpr,  # BLOCK_T of `backward_rows`
     WIDE: tl.constexpr,  # as there
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
+    NEAR: tl.constexpr,  # then dk, dv and dkey_bias are float32, of the heads of this launch
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
     PLAIN_T: tl.constexpr,  # of plain tiles: a multiple of BLOCK_T
@@ -80,7 +136,7 @@ def backward_keys(
     bias_c = None
     if key_bias is not None:
         bias_c = scores.load_key_bias(key_bias + head.to(tl.int64) * S, j, S)
-        dbias_c = tl.zeros((BLOCK_S,), tl.float32)
+    dbias_c = tl.zeros((BLOCK_S,), tl.float32)
     scratch_rows = tl.program_id(1).to(tl.int64) * launch_rows
     if CONTEXTUAL:
         c = tl.arange(0, BLOCK_S)
@@ -92,23 +148,9 @@ def backward_keys(
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
 
-    # Tiles of queries, counted from the first of the launch: none before `start` attends to a key, from `end` on there
-    # are no tokens, and from `general_end` on this tile is plain for all queries.
-    rows_end = T
-    if lengths is not None:
-        rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
-    sees = n * BLOCK_S - (S - T) < rows_end  # whether any query attends to the tile
-    end = tl.where(sees, tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T), 0)
-    start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
-    general_end = start
-    for first in tl.range(start, end, TILES, num_stages=1):
-        each = first + tl.arange(0, TILES)
-        rows = first_row + each * BLOCK_T
-        begins = tl.load(plain_end + head.to(tl.int64) * T + rows, mask=(rows < T) & (each < end), other=FAR)
-        general_end = tl.maximum(general_end, tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0))
-    general_end = tl.maximum(start, tl.minimum(general_end, end))
-    general_end = tl.cdiv(general_end, PLAIN_T // BLOCK_T) * (PLAIN_T // BLOCK_T)
-
+    rows_end, start, general_end, end = tiles_of_queries(
+        n, head, plain_end, lengths, b, T, S, first_row, launch_rows, BLOCK_S, BLOCK_T, PLAIN_T
+    )
     t = tl.arange(0, BLOCK_T)
     of_t = t.to(tl.int64) * 4
     for tile in tl.range(start, tl.minimum(general_end, end)):
@@ -116,7 +158,7 @@ def backward_keys(
         valid = tile_row + t < rows_end
         q_tile = tiles.load(q, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
         do_tile = tiles.load(do, tile_row + t, do_t, valid, HEAD_DIM, BLOCK_K)
-        delta_r, lse_r, _far, _none = tables.load_record(row_records + (scratch_rows + tile * BLOCK_T) * 4 + of_t)
+        delta_r, lse_r, _far, _ds = tables.load_record(row_records + (scratch_rows + tile * BLOCK_T) * 4 + of_t)
         # Rows without a token attend to keys, too: their lse is infinite, so their weights are 0.
         first_i = tile_row + (S - T)
         on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
@@ -187,30 +229,20 @@ def backward_keys(
                 ds += dlogits
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
 
-    for plain in range(general_end * BLOCK_T // PLAIN_T, tl.cdiv(end * BLOCK_T, PLAIN_T)):
-        tile_row = first_row + plain * PLAIN_T
-        r = tl.arange(0, PLAIN_T)
-        i = tile_row + (S - T) + r
-        valid = r < rows_end - tile_row
-        q_tile = tiles.load(q + tile_row.to(tl.int64) * q_t, r, q_t, valid, HEAD_DIM, BLOCK_K)
-        do_tile = tiles.load(do + tile_row.to(tl.int64) * do_t, r, do_t, valid, HEAD_DIM, BLOCK_K)
-        delta_r, _lse, far, _none = tables.load_record(
-            row_records + (scratch_rows + plain * PLAIN_T) * 4 + r.to(tl.int64) * 4
-        )
-        s = scores.plain(k_tile, q_tile, scale, far, slope_h, i, j, bias_c, True, PRECISION)
-        da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
-        row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
-        kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, True)
-        if key_bias is not None:
-            dbias_c += tl.sum(ds, 1)
-        dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
-        dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
+    if not NEAR:
+        dk_tile, dv_tile, dbias_c = plain_tiles(
+            dk_tile, dv_tile, dbias_c, general_end * BLOCK_T // PLAIN_T, tl.cdiv(end * BLOCK_T, PLAIN_T),
+            k_tile, v_tile, q, q_t, do, do_t, row_records + scratch_rows * 4, bias_c, slope_h, seeds, b, h, j,
+            T, S, first_row, rows_end, scale, threshold, survival, DROPOUT, PRECISION, HEAD_DIM, BLOCK_K, PLAIN_T,
+        )  # fmt: skip
 
-    keys = (tl.program_id(1) if ADD else head).to(tl.int64) * S + j
+    of_launch = tl.program_id(1).to(tl.int64) * S + j
+    of_all = head.to(tl.int64) * S + j
+    keys = of_launch if ADD or NEAR else of_all
     tiles.store(dk, keys, dk_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
     tiles.store(dv, keys, dv_tile, j < S, HEAD_DIM, BLOCK_K, ADD)
     if OWN_GATES:
-        tiles.store(dgate_k, keys, dgate_k_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
+        tiles.store(dgate_k, of_launch if ADD else of_all, dgate_k_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
     if key_bias is not None:
         if ADD:
             dbias_c += tl.load(dkey_bias + keys, mask=j < S, other=0.0)

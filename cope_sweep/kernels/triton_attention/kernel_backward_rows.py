@@ -1,7 +1,8 @@
 """The backward kernel along rows: a program computes a tile of queries, and visits keys from the first to the query.
 
 It computes the gradients of queries, and this tile's part of the gradients of all tables. For `backward_keys` it stores
-tables, and positions and Σ dp at the edges of tiles.
+tables, and positions and Σ dp at the edges of tiles. With NEAR, it goes on from what another kernel has computed of
+plain tiles (`kernels_far.py`).
 
 Gates are subtracted from the position here: the gradient of a gate is the sum over all positions from the row's first
 key to its own, dg_ik = Σ_{j ≤ k} dp_ij.
@@ -26,11 +27,41 @@ from cope_sweep.kernels.triton_attention import scores, table_gradients, tables,
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 
+@triton.jit
+def plain_tiles(
+    dq_tile, end, q_tile, do_tile, k, k_t, v, v_t, key_biases, far, slope_h, delta_r, row_keys, i, S,
+    scale, threshold, survival,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, PLAIN_S: tl.constexpr,
+):  # fmt: skip
+    """Adds queries' gradients by the keys before `end`; also returns their Σ ds. `far`: each query's bias minus lse."""
+    ds_plain = tl.zeros_like(far)
+    for plain in range(end // PLAIN_S):
+        j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
+        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        bias_c = scores.load_key_bias(key_biases, j, S) if key_biases is not None else None
+        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
+        da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
+        _kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, False)
+        ds_plain += tl.sum(ds, 1)
+        dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
+    return dq_tile, ds_plain
+
+
+@triton.jit
+def delta_of(o, rows, do_tile, valid, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Each query's Σ do·o."""
+    o_tile = tiles.load(o, rows, HEAD_DIM, valid, HEAD_DIM, BLOCK_K)
+    return tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+
+
 @triton.jit(do_not_specialize=tiles.SIZES)
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, gate_bias, knots, segment_slope, segment_intercept,
     relative, distance_bias, distance_slope, key_bias, lengths, seeds,
-    o, do, lse, plain_end, end_pos_int, end_pos_frac,
+    o, do, lse, plain_end, end_pos_int, end_pos_frac, far_bias,
+    far_dq,  # scratch (heads of this launch, launch_rows, K): with NEAR, dq by plain tiles
     dq,
     dbase_q,  # None: added to dq
     dm_rows,  # each row's part of the gradient of m
@@ -42,7 +73,7 @@ def backward_rows(
     e_parts,  # out (heads of this launch, tiles, P, K): each tile's part of the gradient of e
     relative_parts,  # out (heads of this launch, tiles, R, K)
     bias_parts,  # out (heads of this launch, tiles, D)
-    row_records,  # out (heads of this launch, launch_rows, 4): see `backward_keys`
+    row_records,  # out (heads of this launch, launch_rows, 4): see `backward_keys`; with NEAR, they are there already
     edge_records,  # out (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
     e_h, r_h,
@@ -65,6 +96,7 @@ def backward_rows(
     PLAIN_S: tl.constexpr,  # of plain tiles: a multiple of BLOCK_S, and a divisor of the forward kernel's
     WIDE: tl.constexpr,  # indices of a tile's tables are too large for `table_row`
     EDGE: tl.constexpr,  # keys in a tile of the column kernel: a multiple of BLOCK_S
+    NEAR: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, b, h = tiles.head_of_program(first_head, H)
@@ -88,10 +120,7 @@ def backward_rows(
         base_q += b * bq_b + h * bq_h
         base_q_tile = tiles.load(base_q, row, bq_t, valid, HEAD_DIM, BLOCK_K)
     do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
-    o_tile = tiles.load(o, rows, HEAD_DIM, valid, HEAD_DIM, BLOCK_K)
-    delta_r = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
-    dq_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
     dbase_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32) if OWN_GATES else None
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
@@ -133,26 +162,22 @@ def backward_rows(
         tl.debug_barrier()
 
     # Plain tiles.
-    far = scores.far_score(
-        z_rows, P, relative_rows, R, bias_h, D, knots, slopes, intercepts, segment_starts, limit,
-        valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, STEPS, BLOCK_T,
-    )  # fmt: skip
-    far -= lse_r
     record = (row_records + scratch_row * 4) + t * 4
-    tl.store(record, delta_r)
-    tl.store(record + 1, lse_r)
-    tl.store(record + 2, far)
-    ds_plain = tl.zeros((BLOCK_T,), tl.float32)
-    for plain in range(begin // PLAIN_S):
-        j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
-        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        bias_c = scores.load_key_bias(key_biases, j, S) if key_bias is not None else None
-        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
-        da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
-        _kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, False)
-        ds_plain += tl.sum(ds, 1)
-        dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
+    if NEAR:
+        delta_r = tl.load(record, mask=valid, other=0.0)
+        ds_plain = tl.load(record + 3, mask=valid, other=0.0)
+        stored = valid & (begin + tl.zeros_like(row) > 0)
+        dq_tile = tiles.load(far_dq, scratch_row + t, HEAD_DIM, stored, HEAD_DIM, BLOCK_K)
+    else:
+        delta_r = delta_of(o, rows, do_tile, valid, HEAD_DIM, BLOCK_K)
+        far = tl.load(far_bias + rows, mask=valid, other=0.0) - lse_r
+        tl.store(record, delta_r)
+        tl.store(record + 1, lse_r)
+        tl.store(record + 2, far)
+        dq_tile, ds_plain = plain_tiles(
+            tl.zeros((BLOCK_T, BLOCK_K), tl.float32), begin, q_tile, do_tile, k, k_t, v, v_t, key_biases, far, slope_h,
+            delta_r, row_keys, i, S, scale, threshold, survival, DROPOUT, PRECISION, HEAD_DIM, BLOCK_K, PLAIN_S,
+        )  # fmt: skip
 
     # General tiles, in the same direction.
     c = tl.arange(0, BLOCK_S)

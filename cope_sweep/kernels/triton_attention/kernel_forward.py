@@ -2,7 +2,8 @@
 
 A position is the sum of the gates from the key to the query, so the sum of a row grows as the program proceeds. Tiles
 are *general* until every query has passed the last position and the last distance of its tables. From there on they are
-*plain*: the bias is one number per query, and the computation is flash attention (Dao et al. 2022).
+*plain*: the bias is one number per query, and the computation is flash attention (Dao et al. 2022). With NEAR, another
+kernel visits them (`kernels_far.py`).
 
 Shapes: T queries (the last of S tokens), S keys, K head dim, P positions, R relative positions, D distances with a
 bias. Tensors are (B, H, T or S, ·), contiguous where no strides are given.
@@ -34,6 +35,34 @@ def accumulate(
     return new_max, weight, sums
 
 
+@triton.jit
+def plain_tiles(
+    row_max, weight, sums, end, q_tile, k, k_t, v, v_t, key_biases, far, slope_h, row_keys, i, S, scale, threshold,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, PLAIN_S: tl.constexpr,
+):  # fmt: skip
+    """The steps of the softmax with the keys before `end`. `far`: each query's bias."""
+    for plain in range(end // PLAIN_S):
+        j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
+        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        bias_c = scores.load_key_bias(key_biases, j, S) if key_biases is not None else None
+        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
+        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
+    return row_max, weight, sums
+
+
+@triton.jit
+def finish(
+    o, lse, rows, inside, valid, row_max, weight, sums, survival, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Store the output and the log-sum-exp of the rows that are `inside`: 0 for those that are not `valid`."""
+    weight = tl.where(valid, weight, 1.0)
+    out = tl.where(valid[:, None], sums / (weight * survival)[:, None], 0.0)
+    tiles.store(o, rows, out, inside, HEAD_DIM, BLOCK_K)
+    tl.store(lse + rows, tl.where(valid, row_max + tl.log2(weight), 0.0), mask=inside)
+
+
 @triton.jit(do_not_specialize=tiles.SIZES)
 def forward(
     q, k, v,
@@ -55,6 +84,9 @@ def forward(
     plain_end,  # int32: the first key that is not in a plain tile
     end_pos_int,  # int32: integer part of the position of that key
     end_pos_frac,  # int32: its fraction, in units
+    far_bias,  # float32: each row's bias of keys in plain tiles, in base 2
+    near_weight,  # scratch (heads of this launch, launch_rows): with NEAR, Σ weights; then `lse` has their maximum
+    near_sums,  # scratch (heads of this launch, launch_rows, K): with NEAR, Σ weights·v
     z_table,  # scratch (heads of this launch, launch_rows, P): q·e
     relative_table,  # scratch (heads of this launch, launch_rows, R)
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t,
@@ -75,6 +107,7 @@ def forward(
     BLOCK_P: tl.constexpr,
     STEPS: tl.constexpr,  # of the search for a segment
     ONE_CHUNK: tl.constexpr,  # P ≤ BLOCK_P
+    NEAR: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,  # of general tiles
@@ -212,15 +245,16 @@ def forward(
         z_rows, P, relative_rows, R, bias_h, D, knots, slopes, intercepts, segment_starts, limit,
         valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, STEPS, BLOCK_T,
     )  # fmt: skip
-    for plain in range(begin // PLAIN_S):
-        j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
-        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        bias_c = scores.load_key_bias(key_biases, j, S) if key_bias is not None else None
-        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
-        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
-
-    weight = tl.where(valid, weight, 1.0)
-    out = tl.where(valid[:, None], sums / (weight * survival)[:, None], 0.0)
-    tiles.store(o, rows, out, row < T, HEAD_DIM, BLOCK_K)
-    tl.store(lse + rows, tl.where(valid, row_max + tl.log2(weight), 0.0), mask=row < T)
+    tl.store(far_bias + rows, far, mask=row < T)
+    if not NEAR:
+        row_max, weight, sums = plain_tiles(
+            row_max, weight, sums, begin, q_tile, k, k_t, v, v_t, key_biases, far, slope_h, row_keys, i, S, scale,
+            threshold, DROPOUT, PRECISION, HEAD_DIM, BLOCK_K, PLAIN_S,
+        )  # fmt: skip
+        finish(o, lse, rows, row < T, valid, row_max, weight, sums, survival, HEAD_DIM, BLOCK_K)
+    elif begin > 0:
+        tl.store(lse + rows, row_max, mask=valid)
+        tl.store(near_weight + scratch_row + t, weight, mask=valid)
+        tiles.store(near_sums, scratch_row + t, sums, valid, HEAD_DIM, BLOCK_K)
+    else:
+        finish(o, lse, rows, row < T, valid, row_max, weight, sums, survival, HEAD_DIM, BLOCK_K)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, head_stride, unit_stride
 from cope_sweep.kernels.dropout import threshold
-from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward
+from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward, kernels_far
 from cope_sweep.kernels.triton_attention.tile_sizes import TileSizes, tile_sizes
 from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
 
@@ -23,7 +23,17 @@ KERNELS = {
     "forward": kernel_forward.forward,
     "backward_rows": kernel_backward_rows.backward_rows,
     "backward_keys": kernel_backward_keys.backward_keys,
+    "forward_near": kernel_forward.forward,
+    "backward_rows_near": kernel_backward_rows.backward_rows,
+    "backward_keys_near": kernel_backward_keys.backward_keys,
+    "forward_far": kernels_far.far_forward,
+    "backward_rows_far": kernels_far.far_rows,
+    "backward_keys_far": kernels_far.far_keys,
 }
+
+NEAR_AND_FAR = False
+"""Whether plain tiles have kernels of their own (`kernels_far.py`), where a problem has tables. Not timed on a GPU yet
+(`make gpu STAGE=near_far`)."""
 
 OPTIONS = {"enable_fp_fusion": True}
 """Products and sums become one instruction: Triton's default changes with its versions."""
@@ -37,6 +47,11 @@ _LARGEST_TILE = 128
 def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: TileSizes) -> None:
     """Run a kernel by name."""
     KERNELS[kernel][grid](**arguments, **sizes, **OPTIONS)
+
+
+def run_far(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: TileSizes) -> None:
+    """Run a kernel of plain tiles, which takes only some of the arguments of the kernel of general tiles."""
+    run(kernel, grid, {name: arguments[name] for name in KERNELS[kernel].arg_names if name in arguments}, sizes)
 
 
 class Call:
@@ -56,6 +71,8 @@ class Call:
         self.M = 0 if arguments.segment_slope is None else arguments.segment_slope.shape[-1]
         self.N = max(self.R, self.D)
         self.chunk_p, self.chunk_r = _chunk(max(self.P, self.M)), _chunk(max(self.N, 1))
+        # A slope of positions has no plain tiles, and without tables all but those on the diagonal are plain.
+        self.near_and_far = NEAR_AND_FAR and self.m is None and bool(self.P or self.M or self.N)
 
     def _like_q(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else unit_stride(x.to(self.q.dtype))
@@ -66,6 +83,10 @@ class Call:
     def device(self) -> Any:
         """A context in which kernels are launched on the device of the inputs."""
         return torch.cuda.device_of(self.q)  # type: ignore[no-untyped-call]
+
+    def name(self, kernel: str) -> str:
+        """Of a kernel that visits general tiles, and plain ones if they have no kernel of their own."""
+        return f"{kernel}_near" if self.near_and_far else kernel
 
     def sizes(self, kernel: str) -> TileSizes:
         """Tile sizes, number of warps and of pipeline stages of a kernel."""
@@ -176,11 +197,13 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
 
 
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
-    """Write the output and what `backward` needs: the log-sum-exp, where plain tiles end, and the position there."""
+    """Write the output and what `backward` needs: lse, where plain tiles end, the position and the bias there."""
     call = Call(given)
-    sizes = call.sizes("forward")
+    kernel = call.name("forward")
+    sizes = call.sizes(kernel)
     tile = max(sizes["BLOCK_T"], _LARGEST_TILE)
-    parts = divide(call.B * call.H, call.T, 4 * (call.P + call.R), _bytes(call.q), tile)
+    between = 4 * (1 + call.K) if call.near_and_far else 0
+    parts = divide(call.B * call.H, call.T, 4 * (call.P + call.R) + between, _bytes(call.q), tile)
     arguments = {
         **call.shared(),
         **call.of_tables(),
@@ -190,22 +213,35 @@ def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
         "z_table": call.scratch(parts, call.P),
         "relative_table": call.scratch(parts, call.R),
         "ONE_CHUNK": call.chunk_p >= call.P,
+        "NEAR": call.near_and_far,
+        "near_weight": call.scratch(parts, dtype=torch.float32) if call.near_and_far else None,
+        "near_sums": call.scratch(parts, call.K, dtype=torch.float32) if call.near_and_far else None,
     }
     with call.device():
         for part in parts:
-            grid = triton.cdiv(part.rows, sizes["BLOCK_T"]), part.heads
-            run("forward", grid, {**arguments, **_of_part(part, parts)}, sizes)
+            of_part = {**arguments, **_of_part(part, parts)}
+            run(kernel, (triton.cdiv(part.rows, sizes["BLOCK_T"]), part.heads), of_part, sizes)
+            if call.near_and_far:
+                far_sizes = call.sizes("forward_far")
+                run_far("forward_far", (triton.cdiv(part.rows, far_sizes["BLOCK_T"]), part.heads), of_part, far_sizes)
 
 
 def _of_carry(carry: Tensor) -> dict[str, Tensor]:
-    """The parts of the forward pass's integers, (3, B, H, T), by the names of the kernels' arguments."""
-    return dict(zip(("plain_end", "end_pos_int", "end_pos_frac"), carry, strict=True))
+    """What the forward pass saves of each query, (4, B, H, T), by the names of the kernels' arguments."""
+    plain_end, end_pos_int, end_pos_frac, far_bias = carry
+    return {
+        "plain_end": plain_end,
+        "end_pos_int": end_pos_int,
+        "end_pos_frac": end_pos_frac,
+        "far_bias": far_bias.view(torch.float32),
+    }
 
 
 def row_bytes(call: Call, block_t: int, edge: int) -> float:
     """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
     tables = 12 * call.P + 8 * call.M + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
-    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.arguments.contextual else 0)
+    between = 4 * call.K * (1 + 2 * call.S / call.T) if call.near_and_far else 0
+    return tables + between + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.arguments.contextual else 0)
 
 
 def backward(
@@ -227,7 +263,8 @@ class Backward:
     ) -> None:
         self.call = call
         self.of = dict(zip(Arguments._fields[:DIFFERENTIABLE], gradients, strict=True))
-        self.row_sizes, self.key_sizes = call.sizes("backward_rows"), call.sizes("backward_keys")
+        self.row_kernel, self.key_kernel = call.name("backward_rows"), call.name("backward_keys")
+        self.row_sizes, self.key_sizes = call.sizes(self.row_kernel), call.sizes(self.key_kernel)
         block_t, edge = self.row_sizes["BLOCK_T"], self.key_sizes["BLOCK_S"]
         tile = max(_LARGEST_TILE, block_t, self.key_sizes["PLAIN_T"])
         self.parts = divide(call.B * call.H, call.T, row_bytes(call, block_t, edge), _bytes(call.q), tile)
@@ -244,20 +281,23 @@ class Backward:
             "z_table": call.scratch(self.parts, call.P),
             "relative_table": call.scratch(self.parts, call.R),
             "PARTS": PARTS[call.q.dtype],
+            "NEAR": call.near_and_far,
         }
         self.of_rows = {
             **shared,
             **call.of_tables(),
-            **self._row_outputs(lse, self._row_tiles(min(self.parts.rows_each, call.T))),
+            **self._row_outputs(lse, self._row_tiles(min(self.parts.rows_each, call.T), block_t)),
             **carried,
             "o": out,
             "lse": lse,
+            "far_dq": call.scratch(self.parts, call.K, dtype=torch.float32) if call.near_and_far else None,
             "prefix_sums": call.scratch(self.parts, max(call.P, call.M), 2, dtype=torch.float32),
             "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
             "N": call.N,
             "EDGE": edge,
         }
         self.of_keys = {**shared, **self._key_outputs(), "ROWS_T": block_t}
+        self.of_far_keys = self._far_key_outputs() if call.near_and_far else {}
         of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
         self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
 
@@ -268,10 +308,10 @@ class Backward:
         shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge) + 1, self.parts.rows_each, 4)
         return self.call.q.new_empty(shape, dtype=torch.float32)
 
-    def _row_tiles(self, rows: int) -> int:
-        """Number of programs of the row kernel. The column kernel reads records of whole tiles, also beyond row T."""
+    def _row_tiles(self, rows: int, block_t: int) -> int:
+        """Number of programs of a row kernel. The column kernels read records of whole tiles, also beyond row T."""
         plain_t = self.key_sizes["PLAIN_T"]
-        tiles: int = triton.cdiv(triton.cdiv(rows, plain_t) * plain_t, self.row_sizes["BLOCK_T"])
+        tiles: int = triton.cdiv(triton.cdiv(rows, plain_t) * plain_t, block_t)
         return tiles
 
     def _row_outputs(self, lse: Tensor, tiles: int) -> dict[str, Tensor | None]:
@@ -299,11 +339,26 @@ class Backward:
             }
         return {**of_keys, "ADD": self.parts.rows_are_split}
 
+    def _far_key_outputs(self) -> dict[str, Any]:
+        """The sums of the kernel of general tiles, and where that of plain ones writes the gradients."""
+        names = [name for name in OF_KEYS if name != "gate_k"]
+        outputs = {f"d{name}": self.of_keys[f"d{name}"] for name in names}
+        if not self.parts.rows_are_split:  # then the outputs are the gradients themselves
+            for name in names:
+                x = self.of[name]
+                of_heads = (self.parts.heads_each, *x.shape[2:]) if x is not None else None
+                self.of_keys[f"d{name}"] = of_heads and self.call.q.new_empty(of_heads, dtype=torch.float32)
+        return {**{f"near_d{name}": self.of_keys[f"d{name}"] for name in names}, **outputs}
+
     def run(self, part: Part) -> None:
         """Run both kernels for some heads and queries."""
         call, of_part = self.call, _of_part(part, self.parts)
-        tiles = self._row_tiles(part.rows)
-        run("backward_rows", (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
+        if call.near_and_far:
+            sizes = call.sizes("backward_rows_far")
+            grid = self._row_tiles(part.rows, sizes["BLOCK_T"]), part.heads
+            run_far("backward_rows_far", grid, {**self.of_rows, **of_part}, sizes)
+        tiles = self._row_tiles(part.rows, self.row_sizes["BLOCK_T"])
+        run(self.row_kernel, (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
         self._run_keys(part, of_part)
         names = {"e": "e_parts", "relative": "relative_parts", "distance_bias": "bias_parts"}
         for name, total in self.sums.items():
@@ -319,7 +374,10 @@ class Backward:
                 total.zero_()
         keys = call.S - call.T + rows_end if self.parts.rows_are_split else call.S
         grid = triton.cdiv(keys, self.key_sizes["BLOCK_S"]), part.heads
-        run("backward_keys", grid, {**self.of_keys, **of_part}, self.key_sizes)
+        run(self.key_kernel, grid, {**self.of_keys, **of_part}, self.key_sizes)
+        if call.near_and_far:
+            arguments = {**self.of_keys, **self.of_far_keys, **of_part}
+            run_far("backward_keys_far", grid, arguments, call.sizes("backward_keys_far"))
         for name, total in sums.items():
             gradient = self.of[name]
             if rows_end == call.T and total is not None and gradient is not None:

@@ -17,6 +17,8 @@ import torch
 import triton  # type: ignore[import-untyped]
 
 KERNELS = ("forward", "backward_rows", "backward_keys")
+NEAR = tuple(f"{kernel}_near" for kernel in KERNELS)
+FAR = tuple(f"{kernel}_far" for kernel in KERNELS)
 TileSizes = dict[str, int]
 """By parameter of a kernel: its tile sizes, `num_warps` and `num_stages`."""
 
@@ -34,12 +36,29 @@ CHOICES = {
 """By the bits of an input's number and the largest head dim, for each of `KERNELS`: BLOCK_T queries and BLOCK_S keys of
 a general tile, PLAIN_S keys (of `backward_keys`: PLAIN_T queries) of a plain one, warps, and stages."""
 
+NEAR_CHOICES = {
+    (16, 64): ((64, 64, 64, 4, 3), (64, 32, 64, 4, 3), (32, 64, 64, 4, 1)),
+    (16, 128): ((64, 32, 64, 4, 2), (64, 32, 64, 4, 2), (16, 64, 64, 4, 1)),
+}
+FAR_CHOICES = {
+    (16, 64): ((64, 64, 64, 4, 3), (64, 32, 32, 4, 3), (32, 64, 64, 4, 3)),
+    (16, 128): ((64, 64, 64, 4, 2), (64, 64, 64, 4, 2), (16, 64, 64, 8, 2)),
+}
+"""For `NEAR` and `FAR`, where they are not `CHOICES`: as compiled (`cope-sweep bench sizes`), not timed. In FAR, only
+`backward_keys` uses BLOCK_S; its tiles have to be those of NEAR."""
+
 
 def tile_sizes(kernel: str, dtype: torch.dtype, head_dim: int) -> TileSizes:
     """The choice for a kernel."""
+    of = kernel.removesuffix("_near").removesuffix("_far")
     sizes = INTERPRETED
     if not triton.knobs.runtime.interpret:
         largest = next(size for size in (64, 128, 256) if head_dim <= size)
-        sizes = CHOICES[dtype.itemsize * 8, largest][KERNELS.index(kernel)]
-    plain = "PLAIN_T" if kernel == "backward_keys" else "PLAIN_S"
-    return dict(zip(("BLOCK_T", "BLOCK_S", plain, "num_warps", "num_stages"), sizes, strict=True))
+        choices = {"near": NEAR_CHOICES, "far": FAR_CHOICES}.get(kernel.rpartition("_")[2], {})
+        key = dtype.itemsize * 8, largest
+        sizes = choices.get(key, CHOICES[key])[KERNELS.index(of)]
+    plain = "PLAIN_T" if of == "backward_keys" else "PLAIN_S"
+    found = dict(zip(("BLOCK_T", "BLOCK_S", plain, "num_warps", "num_stages"), sizes, strict=True))
+    if kernel in FAR and of != "backward_keys":  # has no general tiles
+        found.pop("BLOCK_S")
+    return found

@@ -7,7 +7,8 @@ bias:
     forward     w = 4·(P + R)
     backward    w = 12·P + 8·M + 4·(R + N) + 4·K·(P + R)/BLOCK_T + 4·D/BLOCK_T + 16 + 16·(S/EDGE + 1)
 
-(EDGE keys in a tile of `backward_keys`; its term only with gates.) A launch has at most
+(EDGE keys in a tile of `backward_keys`; its term only with gates.) Where plain tiles have kernels of their own, w is
+larger by 4·(1 + K) forward, and by 4·K·(1 + 2·S/T) backward. A launch has at most
 
     max(MIN_ROWS, max(MIN_BYTES, bytes of q)/w)
 
