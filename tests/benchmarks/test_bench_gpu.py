@@ -118,15 +118,29 @@ def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr + logs
     rows = {
         stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"]
-        for stage in ("gpu", "step", "prefill")
+        for stage in ("gpu", "step", "prefill", "near_far")
     }
     assert all(attention.BOTH in rows["gpu"][f"{case.name}: triton"] for case in attention.DRY_CASES)
     assert "a step, ms" in rows["step"]["tiny: CoPE, triton"]
     assert "tokens/s" in rows["prefill"]["64 tokens, bf16: CoPE"]
+    assert all(attention.BOTH in rows["near_far"][f"T 4096: {form}"] for form in ("triton", "near and far"))
     assert {"gpu.md", "step.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # What they measure
+
+
+def test_the_forms_that_are_timed_are_the_ones_there_are():
+    forms = pytest.importorskip("cope_benchmarks.forms", reason="needs Triton")
+    assert set(forms.FORMS) == set(attention.BY_FORM) - set(attention.BACKENDS)
+
+
+def test_sizes_are_read_from_a_listing():
+    sizes = pytest.importorskip("cope_benchmarks.sizes", reason="needs Triton")
+    lines = ["MOV R1, R2 ;", ".L_x_1:", "MUFU.EX2 R1, R1 ;", "MUFU.RCP R1, R1 ;", "@P0 BRA `(.L_x_1) ;", ".L_x_2:"]
+    lines += ["MUFU.EX2 R1, R1 ;", "@P0 BRA `(.L_x_2) ;", "EXIT ;"]
+    listing = "\n".join(line if line.startswith(".") else f"        /*0000*/  {line}" for line in lines)
+    assert sizes.loops("forward", listing) == (3, 2)
 
 
 def test_rows_are_written_as_they_come_and_the_same_command_continues_on_this_machine(tmp_path, monkeypatch):

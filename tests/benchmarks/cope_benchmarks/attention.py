@@ -39,8 +39,18 @@ BACKENDS = {
 }
 """None: torch chooses."""
 LISTINGS = (LISTING, COMPILED)
+FORM = "near and far"
 BOTH = "forward + backward, ms"
 FUSED = ("triton", "SDPA, flash", "SDPA, cuDNN", "SDPA, efficient")
+BY_FORM = (
+    "triton",
+    FORM,
+    *(f"{FORM}: {sizes}" for sizes in ("forward 128 rows", "forward near 32 keys", "forward far 128 keys")),
+    *(f"{FORM}: {sizes}" for sizes in ("rows far 64 keys", "keys far 32 queries", "keys near 3 stages")),
+    "SDPA, flash",
+    "SDPA, cuDNN",
+)
+"""The forms of the Triton kernels (`forms.FORMS`), and SDPA."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,10 @@ def alternative(problem: Problem, name: str, device: str) -> Callable[[Leaves], 
     """A function of the problem's leaves that computes attention."""
     if name in BACKENDS:
         return partial(_sdpa, problem, BACKENDS[name])
+    if name == "triton" or name.startswith(FORM):
+        from cope_benchmarks import forms  # Triton may be missing
+
+        return partial(forms.attend, problem, name)
     if name in KERNELS:
         return partial(problem.attend, kernel=name)
     if name == BLOCKED:

@@ -6,6 +6,7 @@
     bench      attention, beside SDPA and the paper's listing
     step       training steps of the paper's models
     prefill    the forward pass of a model of about 1 B parameters over a prompt
+    near_far   attention by one kernel for all tiles, and by two, with several sizes of tiles
 
 Each stage takes less than ten minutes, in processes of its own, and writes what it has measured after each row: the same
 command continues. With device `cpu`, it is a dry run: tiny shapes, Triton's interpreter. Needs torch, Triton, NumPy and
@@ -32,7 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
-STAGES = ("tests", "bench", "step", "prefill")
+STAGES = ("tests", "bench", "step", "prefill", "near_far")
 MODULES = {"bench": "attention"}
 """The modules that measure a stage, where they have another name."""
 LIMIT_S = 580.0
