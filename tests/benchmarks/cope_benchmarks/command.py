@@ -126,6 +126,19 @@ def gates(
 
 
 @app.command()
+def sizes(
+    as_json: JsonOpt = False,
+    keep: Keep = None,
+    head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=256, help="Of the queries.")] = 64,
+) -> None:
+    """Compile the Triton kernels for an H100, and count registers, memory and instructions. Needs no GPU, and times nothing.
+
+    Example: `cope-sweep bench sizes --head-dim 128`
+    """
+    _measure("sizes", (head_dim,), as_json, keep)
+
+
+@app.command()
 def sweep(
     as_json: JsonOpt = False,
     keep: Keep = None,
