@@ -50,6 +50,9 @@ class PaTH(AttentionEncoding):
 
     kind: Literal["path"] = "path"
     rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")
+    convolution: bool = Field(
+        default=True, description="Whether w is convolved over 3 tokens. false: what of PaTH is not its convolution."
+    )
 
     @property
     def uses_rotated_query(self) -> bool:
@@ -61,10 +64,11 @@ class PaTH(AttentionEncoding):
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         bound = dims.linear_bound
+        taps = {"taps": Parameter((dims.dim, TAPS), per_layer=True, bound=TAPS**-0.5)} if self.convolution else {}
         return {
             "down": Parameter((self.rank, dims.input_dim), std=0.02, per_layer=True, bound=bound),
             "up": Parameter((dims.dim, self.rank), std=0.02, per_layer=True, bound=bound),
-            "taps": Parameter((dims.dim, TAPS), per_layer=True, bound=TAPS**-0.5),
+            **taps,
             **projection("beta", dims.heads, dims),
         }
 
@@ -84,7 +88,10 @@ class PaTH(AttentionEncoding):
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
         features_BHSF = at_least_float32(attention.features_BHSF)
         q_BHQK, k_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(attention.k_BHSK)
-        w_BHSK = F.silu(causal_convolution(features_BHSF[..., :-1], parameters["taps"]))
+        w_BHSK = features_BHSF[..., :-1]
+        if self.convolution:
+            w_BHSK = causal_convolution(w_BHSK, parameters["taps"])
+        w_BHSK = F.silu(w_BHSK)
         w_BHSK = w_BHSK * (w_BHSK.square().sum(-1, keepdim=True) + EPS).rsqrt()
         step_BHSK = 2 * features_BHSF[..., -1:].sigmoid() * w_BHSK  # β·w
         scores: list[Tensor] = []

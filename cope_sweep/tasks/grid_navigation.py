@@ -17,8 +17,8 @@ the objects, and so is always wrong at the answers; `object_error` compares the 
 
 Most answers need no map: after turning round, the observation m steps later is the one m steps before the turn, as long
 as the walk goes back along the straight line that it came (the mirror rule). `map_error` counts the answers whose cell
-this rule does not find. With `signed: false` the second action of each axis stays where it is. Then a cell is a number
-of steps modulo the width, and no step has to be taken back.
+this rule does not find, and compares the objects only, too. With `signed: false` the second action of each axis stays
+where it is. Then a cell is a number of steps modulo the width, and no step has to be taken back.
 
 The paper does not say whether the cells of all sequences are the same; only with new ones has the context to be read.
 The sparse test set has 256 steps in its table 2 and 512 in its appendix: `sparse_steps`.
@@ -76,7 +76,7 @@ class GridNavigation(GeneratedTask):
         return ("revisit_error", "map_error", "object_error")
 
     def choices(self, metric: str) -> tuple[int, ...]:
-        return tuple(range(self.objects)) if metric == "object_error" else ()
+        return tuple(range(self.objects)) if metric in ("object_error", "map_error") else ()
 
     def length(self, split: str) -> int:
         return 2 * self._steps(split) - 1

@@ -17,8 +17,11 @@ NAMES = [path.stem for path in shipped_files()]
 IDS = FOLDER / "run_ids.json"
 """File → scale ("" for none) → its rows with their first run. `python -m tests.ablations.pins` writes it."""
 
-FOR_A_GPU = ("encodings_counting", "encodings_counting_tuning")
-"""Files whose runs take days on two cores, and minutes on a GPU."""
+FOR_A_GPU = (
+    *("encodings_counting", "encodings_counting_tuning"),
+    *("learn_or_generalise_tuning", "short_convolutions_tuning"),
+)
+"""Files whose runs take many hours on two cores, and minutes on a GPU."""
 
 
 @lru_cache

@@ -140,6 +140,25 @@ PATH_TABLE_1 = {
 """Yang et al. 2025, arXiv 2505.16381: error in distribution, sparse and dense, %."""
 
 
+MAPFORMER_TABLE_2 = {
+    "1D · None": (0.14, 0.20, 0.12),
+    "1D · RoPE": (0.25, 0.40, 0.16),
+    "1D · CoPE": (0.63, 0.71, 0.47),
+    "1D · PaTH": (0.99, 0.99, 0.98),
+    "1D · MapFormer-WM, rank 1": (1.0, 1.0, 1.0),
+    "1D · MapFormer-WM, rank 2": (1.0, 1.0, 1.0),
+    "1D · MapFormer-EM": (1.0, 1.0, 1.0),
+    "2D · None": (0.16, 0.08, 0.08),
+    "2D · RoPE": (0.46, 0.52, 0.39),
+    "2D · CoPE": (0.65, 0.71, 0.56),
+    "2D · PaTH": (0.64, 0.70, 0.53),
+    "2D · MapFormer-WM, rank 1": (0.66, 0.74, 0.62),
+    "2D · MapFormer-WM, rank 2": (1.0, 1.0, 0.99),
+    "2D · MapFormer-EM": (1.0, 1.0, 1.0),
+}
+"""Rambaud et al. 2025, arXiv 2511.19279v4: accuracy in distribution, dense and sparse, of one layer."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_published_number_is_in_the_paper(name):
     """Also those of ablations that ask what the paper leaves open, which repeat numbers of its tables."""
@@ -150,6 +169,9 @@ def test_every_published_number_is_in_the_paper(name):
     for row in plan(name).rows:
         if row.published and row.published.source == "PaTH, Table 1":
             assert tuple(row.published.values.values()) == PATH_TABLE_1[row.name]
+        elif row.published and row.published.source == "MapFormer, Table 2":
+            accuracies = [1 - error / 100 for error in row.published.values.values()]
+            assert accuracies == pytest.approx(MAPFORMER_TABLE_2[row.name])
         elif row.published:
             assert row.published.source.startswith("Table")
             for metric, value in row.published.values.items():

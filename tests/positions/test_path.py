@@ -12,7 +12,13 @@ from tests.positions import naive
 
 
 class TestPaTH(EncodingContract):
-    specs = [PaTH(rank=3), [PaTH(rank=2, layers=(1,)), "rope"], ["path", "fox"], ["path", FoX(scale_positions=True)]]
+    specs = [
+        PaTH(rank=3),
+        [PaTH(rank=2, layers=(1,)), "rope"],
+        ["path", "fox"],
+        ["path", FoX(scale_positions=True)],
+        PaTH(convolution=False),
+    ]
     extrapolates = True
 
 
@@ -36,6 +42,14 @@ def test_the_score_is_the_product_of_the_matrices_between_key_and_query(monkeypa
             beta = 2 / (1 + math.exp(-features[h, t, 4]))
             changed = changed - beta * w * (w @ changed)
         assert scores[0, h, row, j] == pytest.approx(float(changed @ attention.k_BHSK[0, h, j]) / 2, abs=1e-10)
+
+
+def test_without_its_convolution_w_is_that_of_the_token_alone():
+    attention = naive.attention(tokens=5, features=5)
+    alone = torch.zeros(8, 3, dtype=torch.float64)
+    alone[:, -1] = 1  # the taps of a convolution that only sees the token itself
+    expected = PaTH().score({"taps": alone}, attention)
+    torch.testing.assert_close(PaTH(convolution=False).score({}, attention), expected)
 
 
 def test_a_reflection_by_hand():
