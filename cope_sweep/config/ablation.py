@@ -390,7 +390,8 @@ class Claim(Frozen):
     source: str = Field(default="", description="Where the paper makes it, for example `Table 2`.")
     better: Point = Field(
         description="The rows that are better: axis keys, and labels or values; of a list, any. A row is compared with "
-        "the rows of `than` that have the same labels of all axes which neither of the two names."
+        "the rows of `than` that have the same labels of all axes which neither of the two names, or both with the same "
+        "values."
     )
     than: Point = Field(description="The rows that they are better than, in the same form.")
     metric: MetricName | None = Field(default=None, description="The column that decides; null: the primary metric.")
@@ -430,6 +431,12 @@ class Claim(Frozen):
                 says=self.says,
             )
         return self
+
+    @property
+    def differing_axes(self) -> frozenset[str]:
+        """The keys that one side alone names, or both with other values: the rows of a pair may differ in them."""
+        better, than = _matched(self.better), _matched(self.than)
+        return frozenset(key for key in better.keys() | than.keys() if better.get(key) != than.get(key))
 
     def margin_at(self, mean: float, scale: float) -> float | None:
         """The margin as a difference of values of the metric; None without one.

@@ -318,11 +318,11 @@ CellKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class ClaimedRows:
-    """The rows that a claim of the ablation compares, where they have the same labels on the axes it does not name."""
+    """The rows that a claim of the ablation compares, where they have the same labels on its other axes."""
 
     claim: int
     """Its index in the file."""
-    named_axes: frozenset[str]
+    differing_axes: frozenset[str]
     better: tuple[str, ...]
     """Names of the rows."""
     than: tuple[str, ...]
@@ -375,19 +375,13 @@ class TableModel:
 
     @cached_property
     def claimed(self) -> tuple[ClaimedPair, ...]:
-        """The pairs of cells that claims compare, claim by claim; of rows that the table has.
-
-        Of rows that stand on both sides of a claim, each is only compared with its own variant.
-        """
+        """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
         rows = {row.row: row for row in self.rows}
         return tuple(
             ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column), of_claim.is_by_margin)
             for of_claim in self.claims
             for row, other in itertools.product(of_claim.better, of_claim.than)
-            if row in rows
-            and other in rows
-            and same_labels(rows[row], rows[other], of_claim.named_axes)
-            and (row == other or row not in of_claim.than or other not in of_claim.better)
+            if row in rows and other in rows and same_labels(rows[row], rows[other], of_claim.differing_axes)
         )
 
     @property
@@ -433,7 +427,7 @@ def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows
         better, than = claim.columns(primary)
         yield ClaimedRows(
             index,
-            frozenset(claim.better.keys() | claim.than.keys()),
+            claim.differing_axes,
             tuple(row.name for row in plan.rows if index in row.better),
             tuple(row.name for row in plan.rows if index in row.than),
             better,

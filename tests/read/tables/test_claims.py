@@ -117,6 +117,26 @@ def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decid
     assert other.verdict == "opposite", "more is better"
 
 
+@pytest.mark.parametrize(
+    ("heads", "of_than", "pairs"),
+    [
+        ([1, 2], [2, 1], [(1, 1), (2, 2)]),  # the same values: within each of them
+        ([1, 2], 1, [(1, 1), (2, 1)]),
+        (2, 1, [(2, 1)]),
+    ],
+)
+def test_an_axis_that_both_sides_name_with_the_same_values_is_no_difference(heads, of_than, pairs):
+    grid = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}, "model.heads": [1, 2]}
+    claim = {
+        "better": {"model.position": "CoPE", "model.heads": heads},
+        "than": {"model.position": "RoPE", "model.heads": of_than},
+    }
+    (one,) = findings_of(*NEAR, *NEAR, *FAR, *FAR, grid=grid, claim=claim)
+    assert [(each.better.row, each.than.row) for each in one.pairs] == [
+        (f"CoPE · {n}", f"RoPE · {m}") for n, m in pairs
+    ]
+
+
 def test_a_variant_decides_for_the_rows_that_are_called_worse():
     grid = {"model.position": {"CoPE": ["cope"], "Relative": ["relative"]}}
     named = ("in_dist/token_error", "capped/in_dist/token_error")
