@@ -35,6 +35,7 @@ from cope_sweep.kernels import Inputs, LayerEncodings, observing, seen, visible
 from cope_sweep.kernels.reference import with_float32
 from cope_sweep.model.transformer import Transformer
 from cope_sweep.positions.cope import ContextualEncoding
+from cope_sweep.positions.window import Window
 
 ROWS = 16
 """The most rows of a sequence that are measured, evenly spaced, the last one included."""
@@ -185,7 +186,7 @@ def _add_row(sums: dict[tuple[int, int], _Sums], layer: int, row: Inputs, positi
     log_a_HS = total_HS.log_softmax(-1)
     a_HS = log_a_HS.exp()
     for index, (position, attention, score_HS) in enumerate(zip(positions, of_each, scores_HS, strict=True)):
-        if score_HS is None:
+        if score_HS is None or isinstance(position.encoding, Window):  # which is a mask, and has no logits
             continue
         encoding, total = position.encoding, sums[layer, index]
         total.encoding, total.keys = encoding.kind, total.keys + S

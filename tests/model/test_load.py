@@ -118,6 +118,14 @@ def test_a_model_without_scores_has_no_loads():
         loads_of_heads(tiny_predictor(["cope"]), [TOKENS], heads=[7])
 
 
+def test_a_window_is_a_mask_and_no_logits():
+    position = [{"kind": "alibi", "slopes": [0.5, 0.25]}, {"kind": "window", "size": 3}]
+    loads = loads_of_heads(tiny_predictor(position), [TOKENS])
+    assert {load.encoding for load in loads} == {"alibi"}
+    assert all(math.isfinite(load.load) and math.isfinite(load.explained) for load in loads)
+    assert loads_of_heads(tiny_predictor([position[1]]), [TOKENS]) == []
+
+
 def test_stick_breaking_has_no_softmax_to_explain():
     loads = loads_of_heads(tiny_predictor([{"kind": "alibi", "slopes": [0.5, 0.25]}, "stick_breaking"]), [TOKENS])
     assert {load.encoding for load in loads} == {"alibi"}
