@@ -109,6 +109,10 @@ class Means:
         """A mean that is no percentage."""
         return self[key].removesuffix(" %")
 
+    def count(self, row):
+        """The largest position that a row of gates reaches in training, as a whole number."""
+        return f"{self.frame.at[row, 'facts.largest_position']:.0f}"
+
     def least(self, metric, rows, but):
         """The least mean among the rows that start with `rows`, but some of them."""
         found = self.frame.loc[[row for row in self.frame.index if row.startswith(rows)], metric]
@@ -187,6 +191,14 @@ def claims():
         "Where more instructions are ignored than in training, CoPE makes fewer errors than absolute"
     )
     assert (tuned_flip.measure, tuned_flip.verdict) == ("Sparse (%)", "not shown")
+    few = Means("few_positions.small")
+    assert few.finding("On 8 times the trained length, 16 positions").verdict == "shown in part"  # not in MQAR
+    assert (
+        few.finding("On 8 times the trained length, a table that is cut to 16 positions after training makes").verdict
+        == "shown in part"
+    )
+    assert few.finding("On the trained length, the cut").verdict == "shown"
+    eight = f"{wrong}@8x"
     at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
     assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
     return f"""\
@@ -210,7 +222,10 @@ CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, Kerple
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.largest_p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \
-position for every token {lengths[f"CoPE, {far}"]} (p = {fewer_positions.largest_p:.3f}, 6 seeds); FoX {lengths[f"FoX, {far}"]}.
+position for every token {lengths[f"CoPE, {far}"]} (p = {fewer_positions.largest_p:.3f}, 6 seeds); FoX {lengths[f"FoX, {far}"]}. \
+[Why]({few.link}) (10 seeds, 8 times as long): errors jump where training's positions end, about {few.count("Flip-Flop · p_max full")} of them: \
+{few[f"Flip-Flop · p_max 32, {eight}"]} with 32, {few[f"Flip-Flop · p_max 64, {eight}"]} with 64; the full table, cut to 16 after training, \
+{few[f"Flip-Flop · p_max full, cut16/{eight}"]}. Counting likewise, MQAR not.
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
 {count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, relative {count[f"Relative · 1, {longer}"]}; CoPE is better \
 than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
