@@ -390,8 +390,8 @@ class Claim(Frozen):
     source: str = Field(default="", description="Where the paper makes it, for example `Table 2`.")
     better: Point = Field(
         description="The rows that are better: axis keys, and labels or values; of a list, any. A row is compared with "
-        "the rows of `than` that have the same labels of all axes which neither of the two names, or both with the same "
-        "values."
+        "the rows of `than` that have the same labels of all axes which neither of the two names, or both with the "
+        "same values."
     )
     than: Point = Field(description="The rows that they are better than, in the same form.")
     metric: MetricName | None = Field(default=None, description="The column that decides; null: the primary metric.")
