@@ -134,7 +134,7 @@ class Encoding(Kind):
 
     @property
     def replaces(self) -> bool:
-        """`score` puts logits of its own in the place of q·k/√K, which it subtracts. A layer can have one such."""
+        """`score` replaces q·k/√K: it returns its own logits minus those. A layer can have one such encoding."""
         return False
 
     @property

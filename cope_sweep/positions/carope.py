@@ -31,7 +31,7 @@ class CARoPE(RotaryEncoding):
     """Context-aware RoPE: each token decides how fast the pairs of a head turn."""
 
     kind: Literal["carope"] = "carope"
-    base: float = Field(default=10_000.0, gt=1, description="With `bias`: that of the RoPE that training starts as.")
+    base: float = Field(default=10_000.0, gt=1, description="With `bias`: training starts as RoPE with this base.")
     bias: bool = Field(default=True, description="Whether training starts as RoPE, with w = 0 and a learned bias.")
 
     def check(self, dims: Dims) -> None:

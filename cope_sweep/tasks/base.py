@@ -129,7 +129,7 @@ class Task(Kind):
         return {}
 
     def choices(self, metric: str) -> tuple[int, ...]:
-        """The token ids among which a metric takes the most probable one; empty if it takes that of all tokens.
+        """The token ids that a metric chooses its answer from, by probability; empty: all tokens.
 
         `token_error` stands for `sequence_error`, too.
         """

@@ -7,8 +7,8 @@ machine has without a download. `python-packages` is about ten times as large: t
 environment, at pinned versions (`text.packages`). Any folder of source files can be used instead; `corpus` names it.
 
 Each file is a document. The SHA-256 of its content assigns it to training, validation or test. So copies of a file are
-in the same split, and the location of the folder does not matter. With `split_folders` that of its first folders does,
-so that files of one project are in one split.
+in the same split, and the location of the folder does not matter. With `split_folders`, the names of a file's first
+folders assign it instead, so that all files of a project are in one split.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ class Backward:
         return {**of_keys, "ADD": self.parts.rows_are_split}
 
     def _far_key_outputs(self) -> dict[str, Any]:
-        """The sums of the kernel of general tiles, and where that of plain ones writes the gradients."""
+        """The sums that the near kernel leaves, and the outputs of the far kernel, which adds to them."""
         names = [name for name in OF_KEYS if name != "gate_k"]
         outputs = {f"d{name}": self.of_keys[f"d{name}"] for name in names}
         if not self.parts.rows_are_split:  # then the outputs are the gradients themselves
