@@ -3,7 +3,7 @@ r"""Code: language modelling of source files (Golovneva et al. 2024, section 5.5
     "¶def mean(values):\n    return sum(values) / len(values)\n¶import os\n …"      ¶ begins a file
 
 The paper's mix of code is not public. The default corpus is the standard library of the running Python, which every
-machine has without a download. `python-packages` is about ten times as large: the packages of the project's own
+machine has without a download. `python-packages` is 25 times as large: the packages of the project's own
 environment, at pinned versions (`text.packages`). Any folder of source files can be used instead; `corpus` names it.
 
 Each file is a document. The SHA-256 of its content assigns it to training, validation or test. So copies of a file are
