@@ -274,6 +274,7 @@ def panels(
     height: float | None = None,
     width: float | None = None,
     small: bool = False,
+    group: int = 1,
 ) -> tuple[Drawing, list[Axes]]:
     """A drawing with `count` panels, three side by side or four small ones; each has a light grid.
 
@@ -284,11 +285,15 @@ def panels(
         height: Height of a panel in inches; None: a default.
         width: Width of a panel in inches; None: a default.
         small: Whether panels are small.
+        group: Groups of so many panels belong together; up to four are a line of panels.
     """
     columns = SMALL_COLUMNS if small else 3
     if small:
         height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
+    if 1 < group <= SMALL_COLUMNS and group < count:
+        across = group
+        width = width or min(PANEL_WIDTH, 3 * PANEL_WIDTH / group)
     if size is not None:
         least = LEAST_ROOMY_PANEL if size[1] is None else LEAST_PANEL
         across = max(1, min(across, int(size[0] / least)))

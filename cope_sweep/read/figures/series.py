@@ -42,8 +42,9 @@ def panel_title(row: Row, key: str | None, metric: Column | None) -> str:
     """The title of the panel with a row: the metric, and the row's label on the axis that panels show."""
     parts = [metric.label] if metric else []
     if key:
-        name = "training context" if key == TRAINING_CONTEXT else key.split(".")[-1]
-        parts.append(f"{name} = {row.labels.get(key, '–')}")
+        label = row.labels.get(key, "–")
+        name = "training context" if key == TRAINING_CONTEXT else key.split(".")[-1].replace("_", " ")
+        parts.append(f"{name} = {label}" if label[:1].isdecimal() else label)
     return " · ".join(parts)
 
 
@@ -105,7 +106,9 @@ class SeriesData(FigureData):
         panel_names = list(dict.fromkeys(data["panel"]))
         own_panels = canvas.has_own_panels(len(drawn_series), len(panel_names)) and bool((places > 1).any())
         contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
-        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels)
+        panels_of_metric = len(set(data.loc[data["metric"] == data["metric"].iloc[0], "panel"])) if len(data) else 1
+        group = len(drawn_series) if own_panels else panels_of_metric
+        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels, group=group)
         if data.empty:
             canvas.say_empty(axes[0])
             return drawing

@@ -17,9 +17,8 @@ from scipy.stats import trim_mean
 
 from cope_sweep.read.numbers import MISSING, interval_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.model import TableModel
+from cope_sweep.read.tables.model import TASK, TableModel
 
-TASK = "task"
 TAILS = (0.025, 0.975)
 RESAMPLES = 9_999
 FEW_SEEDS = 10

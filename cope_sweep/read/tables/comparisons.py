@@ -42,6 +42,7 @@ from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
     PAPER,
     POSITION,
+    TASK,
     CellKey,
     Column,
     Comparison,
@@ -49,6 +50,7 @@ from cope_sweep.read.tables.model import (
     PublishedValue,
     TableModel,
     TableRow,
+    named_label,
     same_labels,
 )
 from cope_sweep.read.tables.pairs import PairTest, claim_tests, is_better
@@ -210,7 +212,9 @@ def reference(plan: Plan) -> str | None:
 
     It is the paper if it has numbers for a row and the runs have its size. Otherwise it is the first row with CoPE, or
     the first row; in a table with several axes, each row is compared with the one that has this encoding and the same
-    labels on the other axes. A single row, and a random search, whose rows are draws to choose from, have none.
+    labels on the other axes. Rows of different tasks are not compared: where the task varies and one other axis, each
+    row is compared with the one that has the first label of that axis. A single row, and a random search, whose rows
+    are draws to choose from, have none.
     """
     if plan.is_drawn:
         return None
@@ -219,9 +223,11 @@ def reference(plan: Plan) -> str | None:
     if len(plan.rows) < 2:
         return None
     chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
-    if POSITION not in chosen.labels or len({row.labels.get(POSITION) for row in plan.rows}) == 1:
-        return chosen.name
-    return f"{POSITION}={chosen.labels[POSITION]}"
+    varied = [key for key in chosen.labels if len({row.labels.get(key) for row in plan.rows}) > 1]
+    others = [key for key in varied if key != TASK]
+    if POSITION in varied:
+        return f"{POSITION}={chosen.labels[POSITION]}"
+    return f"{others[0]}={chosen.labels[others[0]]}" if TASK in varied and len(others) == 1 else chosen.name
 
 
 def _uses_cope(encodings: object) -> bool:
@@ -441,18 +447,49 @@ def _alternatives(numbers: Iterable[int]) -> str:
 
 
 def _answer(model: TableModel, column: Column) -> str:
-    """A sentence for each verdict of a column: `By In-dist. (%). Worse than CoPE: RoPE. No significant …`."""
-    short_names = {row.row: row.short for row in model.rows}
+    """A sentence for each verdict of a column: `By In-dist. (%). Worse than CoPE: RoPE. No significant …`.
+
+    Of several tasks, each has its own sentences: `By 4 × (%). Flip-Flop: better than CoPE: PaTH. MQAR: …`.
+    """
+    of_tasks: dict[str, list[TableRow]] = {}
+    for row in model.rows:
+        of_tasks.setdefault(row.labels.get(TASK, ""), []).append(row)
+    if len(of_tasks) == 1:
+        text = " ".join(_sentences(model, column, model.rows, {row.row: row.short for row in model.rows}))
+    else:
+        parts = []
+        for task, rows in of_tasks.items():
+            names = _names_in_task(model, rows)
+            if sentences := _sentences(model, column, rows, names):
+                first, *others = sentences
+                parts.append(" ".join([f"{task}: {first[0].lower()}{first[1:]}", *others]))
+        text = " ".join(parts)
+    return f"By {column.title}. {text}" if text else ""
+
+
+def _names_in_task(model: TableModel, rows: Sequence[TableRow]) -> dict[str, str]:
+    """Name of a row → its labels on the axes on which the rows of a task differ."""
+    varied = [key for key in model.axes if key != TASK and len({row.labels.get(key) for row in rows}) > 1]
+    return {
+        row.row: " · ".join(named_label(model.axes[key], row.labels[key]) for key in varied if key in row.labels)
+        or row.short
+        for row in rows
+    }
+
+
+def _sentences(
+    model: TableModel, column: Column, rows: Sequence[TableRow], short_names: Mapping[str, str]
+) -> list[str]:
     sentences = []
     for verdict, sentence in SENTENCES.items():
         names_by_reference: dict[str, list[str]] = {}
-        for row in model.rows:
+        for row in rows:
             comparison = row.metrics[column.name].comparison
             if comparison is not None and comparison.verdict == verdict:
-                names_by_reference.setdefault(comparison.against, []).append(row.short)
+                names_by_reference.setdefault(comparison.against, []).append(short_names[row.row])
         for against, names in names_by_reference.items():
             sentences.append(f"{sentence.format(against=short_names.get(against, against))}: {_listed(names)}.")
-    return " ".join([f"By {column.title}.", *sentences]) if sentences else ""
+    return sentences
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -47,6 +47,8 @@ LISTED_ROWS = 3
 """The most rows that a warning or an answer lists by name."""
 POSITION = "model.position"
 """The axis of encodings."""
+TASK = "task"
+"""The axis of tasks."""
 PAPER = "paper"
 """What `Comparison.against` says if a cell is compared with its published value."""
 STUCK = "†"
@@ -437,11 +439,11 @@ def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows
 
 
 def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
-    """The rows in groups that differ in their encoding alone; one group if no rows differ in it.
+    """The rows in groups that differ in their encoding alone; one group if no rows differ in it, nor in their task.
 
     Errors of different tasks, or of one and of three variables, cannot be compared.
     """
-    if len({row.labels.get(POSITION) for row in rows}) < 2:
+    if all(len({row.labels.get(key) for row in rows}) < 2 for key in (POSITION, TASK)):
         return [list(rows)]
     groups: dict[object, list[TableRow]] = {}
     for row in rows:

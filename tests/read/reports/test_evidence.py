@@ -289,6 +289,11 @@ def test_the_reference():
     assert reference(plan_of(grid=none_first)) == "model.position=CoPE"
     assert reference(plan_of(grid={"model.dim": [8, 16]})) == "8"
     assert reference(plan_of(grid={})) is None
+    tasks = {"task": {"A": {"kind": "flip_flop", "pairs": 4}, "B": {"kind": "flip_flop", "pairs": 8}}}
+    base = {key: values for key, values in CONTENT["base"].items() if key != "task"}
+    one, two = {"model.dim": [8, 16]}, {"model.dim": [8, 16], "train.steps": [1, 2]}
+    assert reference(plan_of(base=base, grid=tasks | one)) == "model.dim=8", "tasks are not compared"
+    assert reference(plan_of(base=base, grid=tasks | two)) == "A · 8 · 1"
 
 
 def test_a_row_without_finished_reference_is_not_compared(store):

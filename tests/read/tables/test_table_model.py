@@ -5,7 +5,7 @@ import scipy.stats
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.comparisons import compared, with_published
+from cope_sweep.read.tables.comparisons import compared, reference, with_published
 from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
 from cope_sweep.read.tables.model import PublishedValue, table_model
 from cope_sweep.read.tables.render import markdown_text
@@ -238,6 +238,37 @@ def test_an_answer_names_the_rows_of_each_verdict():
         "By In-dist. (%). Worse than CoPE: heads 1 · None; heads 1 · RoPE, half; heads 2 · RoPE, half. "
         "No significant difference from CoPE: heads 2 · None."
     )
+
+
+TWO_TASKS = {
+    "Copy": {"kind": "selective_copy", "tokens": 4, "blanks": 4},
+    "Flip-Flop": {"kind": "flip_flop", "pairs": 4},
+}
+
+
+def tasks_plan(**axes):
+    base = {key: values for key, values in CONTENT["base"].items() if key != "task"}
+    return plan_of(seeds=[0, 1, 2, 3, 4], base=base, grid={"task": TWO_TASKS} | axes)
+
+
+def test_rows_of_one_task_are_compared_and_named_among_themselves():
+    near, far = FIVE[:5], FIVE[5:10]
+    plan = tasks_plan(**{"model.position": {"CoPE": ["cope"]}, "model.position.cope.p_max": ["full", 2, 4]})
+    model = compared(model_of(plan, *near, *far, *near, *far, *far, *near), reference(plan))
+    copy, flip_flop = "Copy · CoPE · p_max full", "Flip-Flop · CoPE · p_max full"
+    assert [model.references.get(row.row) for row in model.rows] == [None, copy, copy, None, flip_flop, flip_flop]
+    assert model.answer == (
+        "By In-dist. (%). Copy: worse than full: p_max 2. No significant difference from full: p_max 4. "
+        "Flip-Flop: better than full: p_max 4. No significant difference from full: p_max 2."
+    )
+    assert best(model, "in_dist/token_error") == [True, False, True, False, False, True], "each task has its best rows"
+
+
+def test_an_answer_about_several_tasks_names_encodings_once():
+    near, far = FIVE[:5], FIVE[5:10]
+    plan = tasks_plan(**{"model.position": {"CoPE": ["cope"], "None": []}})
+    model = compared(model_of(plan, *near, *far, *far, *near), reference(plan))
+    assert model.answer == "By In-dist. (%). Copy: worse than CoPE: None. Flip-Flop: better than CoPE: None."
 
 
 @pytest.mark.parametrize(("rows", "named"), [(6, "MLP 1, MLP 2, MLP 3, MLP 4, MLP 5, MLP 6"), (7, "7 rows")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,5 +154,14 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
         return {name: float(value) for name, value in settings.items()}, dict.fromkeys(settings, "")
     labels = {row.name: row.labels.get(key, str(settings.get(row.name, ""))) for row in rows}
     labels = {name: label for name, label in labels.items() if label}
-    order = {label: float(index) for index, label in enumerate(dict.fromkeys(labels.values()))}
+    by_number = sorted(dict.fromkeys(labels.values()), key=_number)  # `p_max: [full, 4, 8]`: full is the last
+    order = {label: float(index) for index, label in enumerate(by_number)}
     return {name: order[label] for name, label in labels.items()}, labels
+
+
+def _number(label: str) -> float:
+    """The number that a label is; infinity if it is none, so that names stay in their order, after the numbers."""
+    try:
+        return float(label)
+    except ValueError:
+        return math.inf
