@@ -303,13 +303,14 @@ class ClaimResult(Answer):
     measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
     ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
     headline: str = Field(
-        description="`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the "
-        "best one that it compares it with."
+        description="`CoPE 2.2, RoPE 15.7 (weakest of 9 pairs)`: means of the weakest pair of rows: the one that differs "
+        "most the other way, or else the one with the largest p; with a margin, the one with the smallest difference in "
+        "the claimed direction, or, of rows called equivalent, the one that may differ most."
     )
     published: str = Field(description="The published values of the same rows; empty if there are none.")
     p: float | None = Field(
-        description="The largest p over the pairs of rows, corrected for the pairs of all claims of the ablation about "
-        "the same column and task (Holm)."
+        description="p of the weakest pair, corrected for the pairs of all claims of the ablation about the same column "
+        "and task (Holm); null for a claim by a margin, which is judged by intervals."
     )
     q: float | None = Field(
         description="p, corrected for all claims of this answer that rows are better (Benjamini–Hochberg); null for "
@@ -318,8 +319,7 @@ class ClaimResult(Answer):
     n: int | None = Field(description="The smallest number of seeds of a row, or of pairs of runs.")
     paired: bool = Field(description="Whether runs of the same seed are compared in pairs.")
     difference: float | None = Field(
-        description="The row called better minus the other, not scaled: of the pair with the smallest difference in "
-        "the claimed direction; of rows called equivalent, of the pair that may differ most."
+        description="Of the weakest pair: the row called better minus the other, not scaled."
     )
     ci_low: float | None = Field(description="Lower end of its 95 % interval; null if no data could exclude a value.")
     ci_high: float | None = Field(description="Upper end.")

@@ -1,8 +1,8 @@
 """The claims of all files with their verdicts, as ablations/results/README.md shows them.
 
 First a line for each table and figure of the paper, then what was found beyond it, then every claim wherever it was
-measured. Of a claim that several reports make in the same words, one decides: with tuned rows, else of the paper's size,
-else all of them together.
+measured. Of a claim that several reports make about one task in the same words, whatever table of the paper they name,
+one decides: with tuned rows, else of the paper's size, else all of them together.
 """
 
 import math
@@ -13,6 +13,7 @@ from cope_sweep.config import load_ablation
 from cope_sweep.read.numbers import MISSING
 from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.claims import Finding, place_in_paper, with_q
+from cope_sweep.read.tables.model import hardware_of_rows
 from cope_sweep.read.tables.render import markdown_text
 from tests.helpers.shipped import shipped_files
 
@@ -43,11 +44,16 @@ ELSEWHERE = {
 }
 """Those that have no results of their own."""
 UNDECIDED = ("too few seeds", "not testable", "not trained")
-SIGNS = {"all": "✓", "some": "~", "none": "✗", "": "?"}
+SIGNS = {"all": "✓", "weak": "(✓)", "some": "~", "none": "✗", "": "?"}
+MOST_Q = 0.05
+"""The largest q of a claim that is shown without brackets."""
 LEGEND = (
-    "✓ all claims are shown, ~ some are, ✗ none is, ? none could be tested. A claim that several reports make is decided "
-    "by the one with tuned rows, else by the one of the paper's size. Values are means over seeds; q is p, corrected for "
-    "all claims of this page (Benjamini and Hochberg)."
+    "✓ all claims are shown, ~ some are, or in part, ✗ none is, ? none could be tested. (✓): shown, but q > 0.05 for "
+    "one of them. A claim that several reports make about a task is decided by the one with tuned rows, else by the one "
+    "of the paper's size; if there is neither, all have to agree. Values are means over seeds, of the weakest pair of "
+    "rows. p is corrected within a report (Holm), q for all claims of this page that rows are better (Benjamini and "
+    "Hochberg): of claims with q ≤ 0.05, at most 5 % are false, on average. Claims by a margin are judged by intervals, "
+    "without p."
 )
 
 
@@ -92,6 +98,22 @@ class Entry:
         return pairs[0].better.runs[0][0].task.kind if pairs else ""
 
     @property
+    def sign(self) -> str:
+        return sign_of([[self]])
+
+    @property
+    def hardware(self) -> str:
+        """`hardware follows the row`, where it does for the rows of this claim."""
+        rows = {row.row: row for pair in self.finding.pairs for row in (pair.better, pair.than)}
+        runs = [(name, run, record) for name, row in rows.items() for run, record in row.runs]
+        return "hardware follows the row" if hardware_of_rows(runs) else ""
+
+    @property
+    def setting(self) -> str:
+        """`tuned, 2 layers of 64`."""
+        return ", ".join(filter(None, (self.recipe, self.size, self.hardware)))
+
+    @property
     def is_decided(self) -> bool:
         return self.finding.verdict not in UNDECIDED
 
@@ -104,7 +126,7 @@ class Entry:
     def evidence(self) -> str:
         """The numbers of the claim in this report, in a sentence."""
         found = self.finding
-        numbers = [f"n = {found.texts['n']}" if found.n else "", self.recipe, self.size]
+        numbers = [f"n = {found.texts['n']}" if found.n else "", self.setting]
         if found.texts["difference"] != MISSING:
             numbers.append(f"difference {found.texts['difference']}")
         if found.texts["size"] != MISSING:
@@ -134,11 +156,12 @@ def deciding(entries):
 
 
 def by_claim(entries):
-    """(source, statement) → the entries of that claim."""
-    groups = {}
+    """(source, statement, task) → the entries of that claim, whatever source they name themselves."""
+    of_statement = {}
     for entry in entries:
-        groups.setdefault((entry.finding.source, entry.finding.claim), []).append(entry)
-    return groups
+        of_statement.setdefault((entry.finding.claim, entry.task), []).append(entry)
+    keys = dict.fromkeys((entry.finding.source, entry.finding.claim, entry.task) for entry in entries)
+    return {key: of_statement[key[1:]] for key in keys}
 
 
 def place_of(source):
@@ -154,20 +177,22 @@ def sign_of(groups):
         return SIGNS[""]
     shown = [entry.finding.verdict == "shown" for entry in decided]
     in_part = any(entry.finding.verdict in ("shown in part", "mixed") for entry in decided)
-    return SIGNS["all" if all(shown) else "some" if any(shown) or in_part else "none"]
+    if all(shown):
+        return SIGNS["weak" if any(entry.finding.q > MOST_Q for entry in decided) else "all"]
+    return SIGNS["some" if any(shown) or in_part else "none"]
 
 
 def lines_of_paper(groups):
     """A Markdown table with a line for each table and figure of the paper."""
     lines = [
-        "| | paper | about | claims shown | the first one | n | recipe, size | report |",
-        "| - | - | - | - | - | - | - | - |",
+        "| | paper | about | claims shown | the first one | n | q | recipe, size | report |",
+        "| - | - | - | - | - | - | - | - | - |",
     ]
     for place, about in PAPER.items():
         if place in ELSEWHERE:
-            lines.append(f"| = | {place} | {about} | {ELSEWHERE[place]} | | | | |")
+            lines.append(f"| = | {place} | {about} | {ELSEWHERE[place]} | | | | | |")
             continue
-        own = [group for (source, _), group in groups.items() if place_of(source) == place]
+        own = [group for (source, *_), group in groups.items() if place_of(source) == place]
         leading = [deciding(group)[0] for group in own]
         shown = sum(all(entry.finding.verdict == "shown" for entry in deciding(group)) for group in own)
         # One of each task: Table 2 is about two.
@@ -180,10 +205,12 @@ def lines_of_paper(groups):
             about,
             f"{shown} of {len(own)}",
             "<br>".join(
-                markdown_text(f"{each.finding.measure}: {each.finding.headline or MISSING}") for each in firsts
+                f"{each.sign} {markdown_text(f'{each.finding.measure}: {each.finding.headline or MISSING}')}"
+                for each in firsts
             ),
             "<br>".join(each.finding.texts["n"] for each in firsts),
-            "<br>".join(f"{each.recipe}, {each.size}" for each in firsts),
+            "<br>".join(each.finding.texts["q"] for each in firsts),
+            "<br>".join(each.setting for each in firsts),
             "<br>".join(each.link for each in firsts),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -193,18 +220,20 @@ def lines_of_paper(groups):
 def lines_beyond(groups):
     """A Markdown table with a line for each claim that is none of the paper's."""
     lines = ["| | claim | result | n | p | q | recipe, size | report |", "| - | - | - | - | - | - | - | - |"]
-    beyond = [(claim, group) for (source, claim), group in groups.items() if not source]
+    beyond = [(claim, group) for (source, claim, _), group in groups.items() if not source]
+    tasks = {claim: {entry.task for each, group in beyond if each == claim for entry in group} for claim, _ in beyond}
     # What is shown first, the surest of it before the rest.
     order = list(SIGNS.values())
     for claim, group in sorted(beyond, key=lambda each: (order.index(sign_of([each[1]])), surest(each[1]))):
         for entry in deciding(group):
             found = entry.finding
+            about = f" ({entry.task})" if len(tasks[claim]) > 1 else ""
             cells = [
-                sign_of([[entry]]),
-                markdown_text(claim) + reason(entry),
+                entry.sign,
+                markdown_text(claim + about) + note_of(entry),
                 markdown_text(f"{found.measure}: {found.headline or MISSING}"),
                 *(found.texts[name] for name in ("n", "p", "q")),
-                f"{entry.recipe}, {entry.size}",
+                entry.setting,
                 entry.link,
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -216,20 +245,25 @@ def surest(entries):
     return min((entry.finding.q for entry in deciding(entries) if not math.isnan(entry.finding.q)), default=math.inf)
 
 
-def reason(entry):
-    """Why a claim is not shown, and what would settle it, below it."""
+def note_of(entry):
+    """What qualifies a claim, why it is not shown, and what would settle it, below it."""
     found = entry.finding
-    return f"<br>*{markdown_text(found.note)}*" if found.note and found.verdict != "shown" else ""
+    return f"<br>*{markdown_text(found.note)}*" if found.note else ""
 
 
 def lines_of_claims(groups):
     """A Markdown table with a line for each claim, and in it every report that measures it."""
     lines = ["| paper | claim | measured |", "| - | - | - |"]
-    for (source, claim), group in groups.items():
-        notes = dict.fromkeys(filter(None, map(reason, group)))
+    tasks = {}
+    for source, claim, task in groups:
+        tasks.setdefault((source, claim), set()).add(task)
+    for (source, claim, task), group in groups.items():
+        notes = dict.fromkeys(filter(None, map(note_of, group)))
+        about = f" ({task})" if len(tasks[source, claim]) > 1 else ""
         ordered = sorted(group, key=lambda entry: entry not in deciding(group))
         measured = "<br>".join(entry.evidence for entry in ordered)
-        lines.append(f"| {markdown_text(source or MISSING)} | {markdown_text(claim)}{''.join(notes)} | {measured} |")
+        stated = markdown_text(claim + about) + "".join(notes)
+        lines.append(f"| {markdown_text(source or MISSING)} | {stated} | {measured} |")
     for path, text, source in untrained(groups):
         link = f"[{markdown_text(path.stem)}](../{path.name})"
         lines.append(f"| {markdown_text(source or MISSING)} | {markdown_text(text)} | **not trained** {link} |")
@@ -242,7 +276,8 @@ def untrained(groups):
         content = load_ablation(path).content
         claims = [(each.text, each.source) for each in content.claims]
         claims += [(each.claim, each.source) for each in content.figures if each.has_claim]
-        yield from ((path, text, source) for text, source in claims if (source, text) not in groups)
+        measured = {(source, text) for source, text, _ in groups}
+        yield from ((path, text, source) for text, source in claims if (source, text) not in measured)
 
 
 def claims_text(reports, findings_of):
@@ -251,6 +286,7 @@ def claims_text(reports, findings_of):
     return (
         f"## The paper, table by table\n\n{LEGEND}\n\n{lines_of_paper(groups)}\n"
         f"## Beyond the paper\n\n{lines_beyond(groups)}\n"
-        "## Every claim, wherever it is measured\n\nThe report that decides comes first. Difference: of the weakest pair of "
-        f"rows, with its 95 % interval. [What the verdicts mean](../../docs/concepts/statistics.md).\n\n{lines_of_claims(groups)}"
+        "## Every claim, wherever it is measured\n\nThe report that decides comes first. Difference and p: of the "
+        "weakest pair of rows, with a 95 % interval that is not corrected. "
+        f"[What the verdicts mean](../../docs/concepts/statistics.md).\n\n{lines_of_claims(groups)}"
     )

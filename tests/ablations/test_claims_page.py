@@ -76,6 +76,20 @@ def test_signs(entry, verdicts, sign):
     assert sign_of([[entry(verdict)] for verdict in verdicts]) == sign
 
 
+def test_shown_with_a_large_q_is_in_brackets(entry):
+    one = entry("shown")
+    sure, weak = (replace(one, finding=replace(one.finding, q=q)) for q in (0.05, 0.051))
+    assert (sure.sign, weak.sign, sign_of([[sure], [weak]])) == ("✓", "(✓)", "(✓)")
+    assert sign_of([[weak], [entry("not shown")]]) == "~"
+
+
+def test_a_tuned_file_decides_about_every_table_that_makes_the_claim(entry):
+    tuned, other = entry("not shown", tuned=True), entry("shown", source="Table 7", scale="small")
+    lines = lines_of_paper(by_claim([tuned, other])).splitlines()[2:]
+    signs = {line.split(" | ")[1]: line.strip("| ").split(" | ")[0] for line in lines}
+    assert (signs["Table 2"], signs["Table 7"], signs["Table 3"]) == ("✗", "✗", "?")
+
+
 def test_a_line_for_each_table_and_figure_of_the_paper(entry):
     entries = [
         entry("shown", published="CoPE 1.0"),

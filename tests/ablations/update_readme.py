@@ -184,7 +184,7 @@ def claims():
     }
     other_shares, more_blanks = (many.finding(f"Of sequences with {n} blanks") for n in ("fewer", "more"))
     assert other_shares.verdict == more_blanks.verdict == "shown"
-    assert f"{other_shares.largest_p:.3f}" == f"{more_blanks.largest_p:.3f}" == "0.005"
+    assert f"{other_shares.p:.3f}" == f"{more_blanks.p:.3f}" == "0.005"
     far_apart = many.finding("In Flip-Flop of 16 times the trained length")
     assert (far_apart.measure, far_apart.verdict) == ("16 × (%)", "shown")
     tuned_flip = many.finding(
@@ -213,22 +213,22 @@ all others at least {dense} and {others} (against encodings of the distance p = 
 {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, CoPE with a short convolution \
 {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE {many[f"Flip-Flop · DAPE, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}, \
 CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, Kerple {many[f"Flip-Flop · Kerple, {far}"]}, CoPE with a position for every token \
-{many[f"Flip-Flop · CoPE, {far}"]} (against 16 positions p = {far_apart.largest_p:.3f}).
+{many[f"Flip-Flop · CoPE, {far}"]} (against 16 positions p = {far_apart.p:.3f}).
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}), one recipe: CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]} \
-(p = {out_of_distribution.largest_p:.1g}, {flip.seeds} seeds). [Every row tuned alike]({many.link}), the same is **not shown**: CoPE \
-{many[f"Flip-Flop · CoPE, {sparse}"]}, RoPE {many[f"Flip-Flop · RoPE, {sparse}"]} (p = {tuned_flip.largest_p:.2f}, {many.seeds} seeds), Kerple \
+(p = {out_of_distribution.p:.1g}, {flip.seeds} seeds). [Every row tuned alike]({many.link}), the same is **not shown**: CoPE \
+{many[f"Flip-Flop · CoPE, {sparse}"]}, RoPE {many[f"Flip-Flop · RoPE, {sparse}"]} (p = {tuned_flip.p:.2f}, {many.seeds} seeds), Kerple \
 {many[f"Flip-Flop · Kerple, {sparse}"]}: seeds that have learned the task make few errors with either, and RoPE's learn it less often.
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
-{paper[f"Absolute, {sparse}"]} (p = {at_paper_size.largest_p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
+{paper[f"Absolute, {sparse}"]} (p = {at_paper_size.p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \
-position for every token {lengths[f"CoPE, {far}"]} (p = {fewer_positions.largest_p:.3f}, 6 seeds); FoX {lengths[f"FoX, {far}"]}. \
+position for every token {lengths[f"CoPE, {far}"]} (p = {fewer_positions.p:.3f}, 6 seeds); FoX {lengths[f"FoX, {far}"]}. \
 [Why]({few.link}) (10 seeds, 8 times as long): errors jump where training's positions end, about {few.count("Flip-Flop · p_max full")} of them: \
 {few[f"Flip-Flop · p_max 32, {eight}"]} with 32, {few[f"Flip-Flop · p_max 64, {eight}"]} with 64; the full table, cut to 16 after training, \
 {few[f"Flip-Flop · p_max full, cut16/{eight}"]}. Counting likewise, MQAR not.
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
 {count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, relative {count[f"Relative · 1, {longer}"]}; CoPE is better \
-than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
+than absolute and relative positions (p = {more_passes.p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
 {names[f"CoPE · 3, {wrong}"]}, absolute {names[f"Absolute · 3, {wrong}"]}, RoPE {names[f"RoPE · 3, {wrong}"]}, relative \
 {names[f"Relative · 3, {wrong}"]}.
 - [Counting, 14 encodings]({by_length.link}), sequences 8 times as long: FoX {by_length[f"Counting · FoX, {wrong}@8x"]}, CoPE with 16 positions \
@@ -240,7 +240,7 @@ With fewer passes, and in distribution, CoPE is no better than RoPE and xPos: {b
 {by_length[f"Counting · CoPE, {wrong}"]}, {by_length[f"Counting · RoPE, {wrong}"]} and {by_length[f"Counting · xPos, {wrong}"]} in distribution.
 - [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE \
 {sentences[f"CoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]}, relative {sentences[f"Relative, {longer}"]}, absolute \
-{sentences[f"Absolute, {longer}"]} (p = {alone.largest_p:.3f}, 8 seeds); CoPE beside RoPE {sentences[f"CoPE + RoPE, {longer}"]} (p = {beside_rope.largest_p:.3f}).
+{sentences[f"Absolute, {longer}"]} (p = {alone.p:.3f}, 8 seeds); CoPE beside RoPE {sentences[f"CoPE + RoPE, {longer}"]} (p = {beside_rope.p:.3f}).
 - [Text]({text.link}) (Python's standard library, 8 seeds in pairs): CoPE is better than absolute positions, no different from relative \
 ones, and together with them a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \

@@ -39,8 +39,8 @@ def metric_title(plan: Plan, name: str) -> Column:
 
 
 def in_words(name: str) -> str:
-    """The key of a metric for readers: `in dist · token error at 4x`."""
-    return name.replace("_", " ").replace("/", " · ").replace("@", " at ")
+    """The key of a metric for readers: `in distribution: token error at 4x`."""
+    return name.replace("in_dist", "in distribution").replace("_", " ").replace("/", ": ").replace("@", " at ")
 
 
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:

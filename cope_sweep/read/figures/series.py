@@ -42,10 +42,15 @@ def panel_title(row: Row, key: str | None, metric: Column | None) -> str:
     """The title of the panel with a row: the metric, and the row's label on the axis that panels show."""
     parts = [metric.label] if metric else []
     if key:
-        label = row.labels.get(key, "–")
-        name = "training context" if key == TRAINING_CONTEXT else key.split(".")[-1].replace("_", " ")
-        parts.append(f"{name} = {label}" if label[:1].isdecimal() else label)
+        parts.append(panel_label(key, row.labels))
     return " · ".join(parts)
+
+
+def panel_label(key: str, labels: Mapping[str, str]) -> str:
+    """The label on the axis that panels show; a number follows the name of its axis: `training context = 64`."""
+    label = labels.get(key, "–")
+    name = "training context" if key == TRAINING_CONTEXT else key.split(".")[-1].replace("_", " ")
+    return f"{name} = {label}" if label[:1].isdecimal() else label
 
 
 def series_names(plan: Plan, rows: Sequence[Row], places: Mapping[str, float], used: set[str | None]) -> dict[str, str]:

@@ -35,14 +35,14 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
 
 
 def _with_deciding(claims: Sequence[ClaimResult]) -> Iterator[ClaimResult]:
-    """The claims; those of files with one recipe name the reports with tuned rows that judge the same claim."""
-    deciding: dict[tuple[str, str], list[str]] = {}
+    """The claims; those of files with one recipe name the reports with tuned rows that judge the same statement."""
+    deciding: dict[str, list[str]] = {}
     for claim in claims:
         if claim.recipe == "tuned" and claim.verdict not in ("too few seeds", "not trained"):
             report = ".".join(filter(None, (claim.ablation, claim.scale)))
-            deciding.setdefault((claim.source, claim.claim), []).append(report)
+            deciding.setdefault(claim.claim, []).append(report)
     for claim in claims:
-        others = [] if claim.recipe == "tuned" else deciding.get((claim.source, claim.claim), [])
+        others = [] if claim.recipe == "tuned" else deciding.get(claim.claim, [])
         yield claim.model_copy(update={"decided_by": others})
 
 
@@ -77,7 +77,7 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
         ours=finding.ours,
         headline=finding.headline,
         published=finding.published,
-        p=finite(finding.largest_p),
+        p=finite(finding.p),
         q=finite(finding.q),
         n=finding.n and finding.n[0],
         paired=finding.is_paired,

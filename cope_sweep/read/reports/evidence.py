@@ -47,11 +47,13 @@ from cope_sweep.read.tables.claims import (
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import Layout
-from cope_sweep.read.tables.model import TableModel
+from cope_sweep.read.tables.model import TASK, TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES
 
+MOST_COMMANDS = 3
+"""The most commands that are not folded."""
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
 
 
@@ -257,7 +259,7 @@ class Evidence:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
         files = result_files(self.plan, self.runs, self.results.curves, self.heads)
         files |= self.drawn
-        return files | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
+        return files | {f"{self.stem}.md": self.to_markdown(self.pictures, folds=True).encode()}
 
     @property
     def pictures(self) -> dict[str, str]:
@@ -269,11 +271,14 @@ class Evidence:
         """File of a figure → its SVG."""
         return {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
 
-    def to_markdown(self, pictures: dict[str, str]) -> str:
-        """The report as Markdown, with the pictures of some figures (name → file or URL)."""
+    def to_markdown(self, pictures: dict[str, str], *, folds: bool = False) -> str:
+        """The report as Markdown, with the pictures of some figures (name → file or URL).
+
+        With `folds`, long lists of commands are folded by HTML, which GitHub shows as such.
+        """
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
-        parts += [f"**Result: {markdown_text(self.answer)}**"] if self.answer else []
+        parts += self._result
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
         if self.hypothesis_verdict:
             parts.append(f"**The hypothesis is {self.hypothesis_verdict}.**")
@@ -317,13 +322,33 @@ class Evidence:
         parts += ["## Provenance", "\n".join(provenance_lines)]
         # Their own block: sweeps of single rows have many long ones.
         report = f"cope-sweep report {self.plan.ablation.cli_args}{self._compare_option}"
-        parts += ["The commands that trained these runs and made this report:"]
-        parts += ["\n".join(("```bash", *(self.provenance.commands or ("# not recorded",)), report, "```"))]
+        about = "The commands that trained these runs and made this report"
+        commands = "\n".join(("```bash", *(self.provenance.commands or ("# not recorded",)), report, "```"))
+        is_folded = folds and len(self.provenance.commands) > MOST_COMMANDS
+        parts += (
+            [f"<details><summary>{about}</summary>", commands, "</details>"] if is_folded else [f"{about}:", commands]
+        )
         return "\n\n".join(parts) + "\n"
 
     def to_html(self) -> str:
         """The same as one HTML file, with the figures inside."""
         return html_page(self.plan.ablation.content.title, self.to_markdown(self.pictures), self.drawn)
+
+    @property
+    def _result(self) -> list[str]:
+        """The paragraphs that answer the ablation's question: a line for each claim, and the comparison of all rows."""
+        claims = [f"- **{each.verdict_text}**: {markdown_text(self._statement(each))}" for each in self.findings]
+        answer = markdown_text(self.answer)
+        if not claims:
+            return [f"**Result: {answer}**"] if answer else []
+        return ["**Result**", "\n".join(claims), *([f"All rows, {answer[0].lower()}{answer[1:]}"] if answer else [])]
+
+    def _statement(self, finding: Finding) -> str:
+        """The claim; in a table of several tasks with the one that it is about, if it does not say so."""
+        tasks = {pair.better.labels.get(TASK, "") for pair in finding.pairs}
+        if TASK not in self.table.model.axes or len(tasks) != 1 or (task := tasks.pop()) in finding.claim:
+            return finding.claim
+        return f"{finding.claim} ({task})"
 
     @property
     def _compare_option(self) -> str:

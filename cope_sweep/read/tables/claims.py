@@ -24,8 +24,10 @@ With a margin, the size of a difference is
     better, worse   if the rows differ significantly otherwise
     unclear         otherwise
 
-A claim is as strong as its weakest pair, so its difference and its size are those of the pair with the smallest
-difference in the claimed direction; of rows that are called equivalent, of the pair that may differ most.
+A claim is as strong as its weakest pair, so p, difference, interval and size are all of that pair. It is the one that
+differs most the other way; if none does so significantly, the one with the largest p, and of these the smallest
+difference in the claimed direction. With a margin, it is the pair with the smallest difference in that direction, or,
+of rows that are called equivalent, the one that may differ most; p, by which such claims are not judged, is left out.
 
 A figure of heads may claim that heads mark something: `controls` has the rule.
 
@@ -77,14 +79,14 @@ VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "not testable": f"{ALL_STUCK} (see the shortcuts)",
 }
 """Verdict on a claim about rows → its meaning, below a table of claims."""
-VALUES_NOTE = (
-    "Values are means ± standard deviations over seeds. p is the largest p among the pairs of rows that the claim "
-    "compares, corrected for the pairs of all claims about this column and task (Holm)."
-)
+VALUES_NOTE = "Values are means ± standard deviations over seeds."
 DIFFERENCE_NOTE = (
-    "Difference: the row called better minus the other, of the pair with the smallest difference in the claimed "
-    "direction (of rows called equivalent, of the pair that may differ most), with the 95 % interval of the same exact "
-    "test, which is not corrected. n: seeds a row, or pairs of runs of the same seed."
+    "Difference and p are of the weakest pair of rows: the one that differs most the other way, or else the one with "
+    "the largest p; with a margin, the one with the smallest difference in the claimed direction (of rows called "
+    "equivalent, the one that may differ most). Difference: the row called better minus the other, with the 95 % "
+    "interval of the same exact test. p is corrected for the pairs of all claims about this column and task (Holm), "
+    "and the interval is not, so it may exclude 0 where p exceeds 0.05. n: seeds a row, or pairs of runs of the same "
+    "seed."
 )
 MARGIN_NOTES: dict[str, str] = {
     "equivalent": "Equivalent rows: shown if every interval lies within ± the margin; opposite if a whole interval "
@@ -98,8 +100,8 @@ SIZE_NOTE = (
     "better or worse, if the difference is significant, or else unclear."
 )
 Q_NOTE = (
-    "q: p corrected for the claims of this page that rows are better (Benjamini–Hochberg); of claims with q ≤ 0.05, "
-    "5 % are expected to be false."
+    "q: p corrected for the claims of this report that rows are better (Benjamini–Hochberg); of claims with q ≤ 0.05, "
+    "at most 5 % are false, on average."
 )
 DECLARED_NOTE = (
     "Declared: whether the ablation file contained the claim, with these rows and this measure, before the first of "
@@ -198,12 +200,13 @@ class Finding:
     """Why the runs do not show it, and what would settle it, from the ablation file."""
 
     @property
-    def largest_p(self) -> float:
-        """The largest corrected p of its pairs, or the p of a claim about heads; NaN if none was tested."""
+    def p(self) -> float:
+        """The corrected p of the weakest pair, or of a claim about heads; NaN if none was tested, or by a margin."""
         if self.is_about_heads:
             return self.p_of_heads
-        p_values = [pair.comparison.p_adjusted for pair in self.pairs]
-        return max((p for p in p_values if p is not None), default=math.nan)
+        if self.weakest is None or self.says != "better":
+            return math.nan
+        return _p_of(self.weakest)
 
     @property
     def shown(self) -> int:
@@ -212,31 +215,28 @@ class Finding:
 
     @property
     def weakest(self) -> Pair | None:
-        """The pair whose difference is the smallest in the claimed direction; of equivalent rows, the largest.
-
-        None for a claim about heads, and before there are runs.
-        """
+        """The pair that says least for the claim: see this module. None for a claim about heads, and before runs."""
         if self.says == "equivalent":
             return max(self.pairs, key=_may_differ_by, default=None)
-        return min(self.pairs, key=lambda pair: pair.gain[0], default=None)
+        if self.says == "not worse":
+            return min(self.pairs, key=lambda pair: pair.gain[0], default=None)
+        opposite = [pair for pair in self.pairs if pair.outcome == "opposite"]
+        if opposite:
+            return min(opposite, key=lambda pair: pair.gain[0])
+        return max(self.pairs, key=lambda pair: (_comparable(_p_of(pair)), -pair.gain[0]), default=None)
 
     @property
     def headline(self) -> str:
-        """`CoPE 2.2, best other RoPE 15.7`: means of the best row that the claim calls better and of the best other.
+        """`CoPE 2.2, RoPE 15.7 (weakest of 9 pairs)`: the means of the weakest pair.
 
-        Of rows that are called equivalent or not worse, those of the weakest pair. Of heads, their AUC and that of the
-        first kind of controls.
+        Of heads, their AUC and that of the first kind of controls.
         """
-        if not self.pairs or self.weakest is None:
+        if self.weakest is None:
             return "; ".join(self.ours.split("; ")[:2])
-        column = self.pairs[0].cell.column
-        shown = self.weakest
-        if self.says == "better":
-            best = column.best(self.pairs, key=lambda pair: pair.cell.summary.mean).better.row
-            shown = min((pair for pair in self.pairs if pair.better.row == best), key=lambda pair: pair.gain[0])
-        others = sum(pair.better.row == shown.better.row for pair in self.pairs)
-        ours, other = shown.cell.mean_text, shown.than_cell.mean_text
-        return f"{shown.better.short} {ours}, {'best other ' if others > 1 else ''}{shown.than.short} {other}"
+        better, than = self.weakest.better.short, self.weakest.than.short
+        number = len(self.pairs)
+        weakest = f" (weakest of {number} pairs)" if number > 1 else ""
+        return f"{better} {self.weakest.cell.mean_text}, {than} {self.weakest.than_cell.mean_text}{weakest}"
 
     @property
     def n(self) -> tuple[int, int] | None:
@@ -248,13 +248,14 @@ class Finding:
     @property
     def texts(self) -> Mapping[str, str]:
         """Difference with its interval, n, p, q, margin and size as texts; `–` for those that it lacks."""
-        weakest, p, q = self.weakest, self.largest_p, self.q
+        weakest, p, q = self.weakest, self.p, self.q
         texts = dict.fromkeys(("difference", "margin", "size"), MISSING)
         if weakest is not None:
             of_cell = replace(weakest.cell, comparison=replace(weakest.comparison, margin=weakest.margin))
             numbers = of_cell.comparison_texts
             interval = "" if numbers["interval"] == MISSING else f" {numbers['interval']}"
-            texts["difference"] = numbers["difference"] + interval
+            names = f" ({weakest.better.short} − {weakest.than.short})" if len(self.pairs) > 1 else ""
+            texts["difference"] = numbers["difference"] + interval + names
             texts["margin"] = numbers["margin"]
             texts["size"] = weakest.size or MISSING
         return texts | {
@@ -291,6 +292,16 @@ class Finding:
         return f"{self.verdict} ({self.shown} of {len(self.pairs) + self.untrained} pairs)"
 
 
+def _p_of(pair: Pair) -> float:
+    """Its corrected p; NaN if it was not tested."""
+    return math.nan if pair.comparison.p_adjusted is None else pair.comparison.p_adjusted
+
+
+def _comparable(p: float) -> float:
+    """A pair that was not tested says no more than one with p = 1."""
+    return 1.0 if math.isnan(p) else p
+
+
 def _may_differ_by(pair: Pair) -> tuple[bool, float]:
     """The largest size of the differences that an interval contains; of a pair without one, that of its difference."""
     value, low, high = pair.gain
@@ -303,7 +314,7 @@ def with_q(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     Claims of equivalence, which an interval decides, have none, and a single claim needs none.
     """
-    p_values = [finding.largest_p if finding.says == "better" else math.nan for finding in findings]
+    p_values = [finding.p for finding in findings]
     if sum(not math.isnan(p) for p in p_values) < 2:
         return tuple(findings)
     q_values = benjamini_hochberg(p_values)
@@ -563,7 +574,7 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
 
 TITLES = {
     "claim": "claim", "paper": "paper", "measure": "measure", "ours": "ours", "published": "published",
-    "difference": "difference [95 %]", "n": "n", "p": "p", "q": "q", "margin": "margin", "size": "size",
+    "difference": "difference [95 %]", "n": "n", "p": "p", "q": "q (report)", "margin": "margin", "size": "size",
     "verdict": "verdict", "declared": "declared",
 }  # fmt: skip
 """Column of a table of claims → its title."""

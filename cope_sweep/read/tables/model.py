@@ -43,6 +43,8 @@ from cope_sweep.store import STATUSES, RunRecord
 
 COMPARED_FACTS = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact in which finished runs of a table must agree → its name in a warning."""
+MOST_IN_COMMON = 0.5
+"""With at most this share of the runs of two rows on the same hardware, a warning says so."""
 LISTED_ROWS = 3
 """The most rows that a warning or an answer lists by name."""
 POSITION = "model.position"
@@ -575,11 +577,11 @@ def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ..
 
 
 def hardware_of_rows(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ...]:
-    """A sentence, if hardware or the version of torch follows the row: two rows have none in common.
+    """A sentence, if hardware or the version of torch follows the row: of two rows, half of the runs differ in it.
 
     Runs without the facts are left out. For `runs`, see `differences`.
     """
-    by_row: dict[str, set[str]] = {}
+    by_row: dict[str, Counter[str]] = {}
     for row, _, record in runs:
         facts = record.facts
         if record.status == "finished" and facts.get("device") is not None:
@@ -589,15 +591,23 @@ def hardware_of_rows(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[st
                 parts.append(f"torch {str(facts['torch']).partition('+')[0]}")
             if facts.get("compile"):
                 parts.append("compiled")
-            by_row.setdefault(row, set()).add(", ".join(parts))
-    kinds = {frozenset(texts) for texts in by_row.values()}  # few, of however many rows
-    if not any(one.isdisjoint(other) for one, other in itertools.combinations(kinds, 2)):
+            by_row.setdefault(row, Counter())[", ".join(parts)] += 1
+    kinds = {tuple(sorted(counts.items())): counts for counts in by_row.values()}  # few, of however many rows
+    pairs = itertools.combinations(kinds.values(), 2)
+    if not any(_share_in_common(one, other) <= MOST_IN_COMMON for one, other in pairs):
         return ()
     rows_by_hardware: dict[str, list[str]] = {}
-    for row, texts in by_row.items():
-        rows_by_hardware.setdefault(" and ".join(sorted(texts)), []).append(row)
+    for row, counts in by_row.items():
+        n = counts.total()
+        texts = [text if count == n else f"{count} of {n} on {text}" for text, count in sorted(counts.items())]
+        rows_by_hardware.setdefault(" and ".join(texts), []).append(row)
     listed = "; ".join(f"{text} ({first_rows(names)})" for text, names in rows_by_hardware.items())
     return (f"Hardware follows the row, so that a difference may come from it: {listed}",)
+
+
+def _share_in_common(one: Counter[str], other: Counter[str]) -> float:
+    """The share of the runs of two rows that have the same hardware: 1 for equal distributions, 0 for disjoint ones."""
+    return sum(min(count / one.total(), other[text] / other.total()) for text, count in one.items())
 
 
 def first_rows(names: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ export function number(value, digits = 4) {
 export const fixed = (value, decimals) =>
   value === null || value === undefined ? "–" : withMinus(value.toFixed(decimals));
 
-/** The text of a number from the service, with a minus sign instead of its hyphens. */
-export const withMinus = (text) => text.replaceAll("-", "−");
+/** The text of numbers from the service, with minus signs instead of hyphens; names in it, as Flip-Flop, keep theirs. */
+export const withMinus = (text) => text.replaceAll(/(?<!\w)-(?=[\d.])/g, "−");
 
 export const integer = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
 

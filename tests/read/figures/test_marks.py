@@ -169,7 +169,7 @@ def test_the_verdict(aucs, verdict, p, hypothesis):
     [found] = head_findings({"maps": GATES}, frame(aucs))
     assert (found.verdict, found.verdict_text, hypothesis_verdict([found])) == (verdict, verdict, hypothesis)
     if verdict != "not shown":
-        assert found.largest_p == pytest.approx(p, nan_ok=True)
+        assert found.p == pytest.approx(p, nan_ok=True)
     assert found.claim == "Gates open at data"
     if len(aucs) > 2:
         assert f"{np.mean(aucs):.2f} ± {np.std(aucs, ddof=1):.2f}" in found.ours
@@ -202,7 +202,7 @@ def test_seeds_without_controls_are_shown_and_not_judged():
     old = frame([0.97, 0.98, 0.99], seeds_with_controls=0).drop(columns=["control", "control_id", "control_label"])
     [found] = head_findings({"maps": GATES}, old)
     assert (found.verdict, found.reason != "", found.meaning) == ("not testable", True, found.reason)
-    assert math.isnan(found.largest_p)
+    assert math.isnan(found.p)
     assert hypothesis_verdict([found]) == f"not testable: {found.reason}"
     assert found.reason in claims_layout([found]).note
     table = heads_layout({"maps": GATES}, frame([0.97, 0.98, 0.99, 0.2], FEWER, seeds_with_controls=3))

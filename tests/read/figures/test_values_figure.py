@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from cope_sweep.read.figures.canvas import number, series_style, styled
+from cope_sweep.read.figures.canvas import columns_of, number, series_style, styled
 from tests.helpers.errors import raises
 from tests.helpers.figure_files import made, svg_texts
-from tests.helpers.finished_runs import fail, finish, plan_of
-from tests.read.figures.test_figure_kinds import context_plan
+from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
+from tests.read.figures.test_figure_kinds import context_plan, fill
 
 
 def lines(figure, *columns):
@@ -29,15 +29,34 @@ def test_the_data_by_hand(grid_plan, grid_store):
     assert figure.frame["published"].isna().tolist() == [False, False, True, True]
 
 
+def test_names_stand_after_the_numbers_of_an_axis(store):
+    grid = {"model.position": {"CoPE": ["cope"]}, "model.position.cope.p_max": ["full", 10, 2]}
+    plan = plan_of(grid=grid)
+    fill(plan, store)
+    places = made("values", plan, store, x="p_max").frame.drop_duplicates("x_label").sort_values("x")
+    assert places["x_label"].tolist() == ["2", "10", "full"]
+
+
+def test_the_panels_of_a_metric_are_one_line(store):
+    base = {key: values for key, values in CONTENT["base"].items() if key != "task"}
+    tasks = {f"Task {pairs}": {"kind": "flip_flop", "pairs": pairs} for pairs in (2, 3, 4, 5)}
+    plan = plan_of(base=base, grid={"task": tasks, "model.dim": [8, 16]})
+    fill(plan, store)
+    drawing = made("values", plan, store, x="dim", panels="task").draw()
+    assert columns_of(drawing.axes[0]) == 4
+    titles = [panel.get_title(loc="left") for panel in drawing.axes]
+    assert titles[:4] == [f"In-dist. · {task}" for task in tasks]
+
+
 def test_panels_are_metrics_and_the_values_of_an_axis(grid_plan, grid_store):
     assert made("values", grid_plan, grid_store).frame["panel"].unique().tolist() == [
         "In-dist.",
         "OOD",
     ]
     one = made("values", grid_plan, grid_store, metric=("in_dist/token_error",), panels="position").frame
-    assert one["panel"].unique().tolist() == ["position = CoPE", "position = none"]
+    assert one["panel"].unique().tolist() == ["CoPE", "none"]
     both = made("values", grid_plan, grid_store, panels="model.position").frame
-    assert both["panel"].unique().tolist()[0] == "In-dist. · position = CoPE"
+    assert both["panel"].unique().tolist()[0] == "In-dist. · CoPE"
     assert both["series"].unique().tolist() == [""]
 
 
@@ -184,7 +203,7 @@ def test_a_task_without_lengths_has_no_panel(store):
         for run in row.runs:
             finish(store, run, dict.fromkeys(names[: 1 + (row.labels["task"] == "Flip")], 5.0))
     figure = made("contexts", plan, store, panels="task")
-    assert lines(figure, "panel", "x") == [["task = Flip", 1.0], ["task = Flip", 2.0]]
+    assert lines(figure, "panel", "x") == [["Flip", 1.0], ["Flip", 2.0]]
 
 
 def test_contexts_have_a_panel_for_each_training_length(store):

@@ -52,14 +52,15 @@ def test_numbers_of_claims_have_their_texts() -> None:
     for claim in claims:
         seeds = len(plan.ablation.content.seeds)
         assert (claim.n, claim.paired, claim.texts.n) == (seeds, True, f"{seeds} pairs")
-        assert claim.p is not None
-        assert (claim.q is None) == (claim.says != "better")  # others are judged by a margin
-        assert claim.p <= (claim.q or 1.0)
+        assert (claim.p is None) == (claim.q is None) == (claim.says != "better")  # others are judged by a margin
+        assert (claim.p or 0.0) <= (claim.q or 1.0)
         assert claim.difference is not None
         assert claim.ci_low is not None
         assert claim.ci_high is not None
         assert claim.ci_low <= claim.difference <= claim.ci_high
-        assert claim.texts.difference == f"{claim.difference:+.2f} [{claim.ci_low:.2f}, {claim.ci_high:.2f}]"
+        numbers, _, names = claim.texts.difference.partition(" (")
+        assert numbers == f"{claim.difference:+.2f} [{claim.ci_low:.2f}, {claim.ci_high:.2f}]"
+        assert bool(names) == (claim.pairs > 1), "which pair it is"
 
 
 def test_tuned_rows_decide_about_a_claim_in_the_same_words() -> None:

@@ -296,6 +296,30 @@ def test_the_reference():
     assert reference(plan_of(base=base, grid=tasks | two)) == "A · 8 · 1"
 
 
+def test_a_report_begins_with_the_verdicts_of_its_claims(store):
+    claim = {"text": "CoPE errs less", "better": {"model.position": "CoPE"}, "than": {"model.position": "None"}}
+    base = {key: values for key, values in CONTENT["base"].items() if key != "task"}
+    tasks = {"Short": {"kind": "flip_flop", "pairs": 4}, "Long": {"kind": "flip_flop", "pairs": 8}}
+    claims = [
+        claim | {"better": claim["better"] | {"task": name}, "than": claim["than"] | {"task": name}} for name in tasks
+    ]
+    claims.append(claim | {"text": "CoPE errs less on Long", "better": claims[1]["better"], "than": claims[1]["than"]})
+    grid = {"task": tasks, "model.position": {"CoPE": ["cope"], "None": []}}
+    plan = plan_of(base=base, grid=grid, claims=claims, seeds=list(range(5)))
+    for row in plan.rows:
+        is_worse = row.name == "Short · None"
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 10.0 * is_worse + run.seed, "dense/loss": 0.5})
+    text = evidence(read_results(plan, store)).to_markdown({})
+    assert text.split("\n\n")[1:4] == [
+        "**Result**",
+        "- **shown**: CoPE errs less (Short)\n"
+        "- **not shown**: CoPE errs less (Long)\n"
+        "- **not shown**: CoPE errs less on Long",
+        "All rows, by In-dist. (%). Short: worse than CoPE: None. Long: no significant difference from CoPE: None.",
+    ]
+
+
 def test_a_row_without_finished_reference_is_not_compared(store):
     plan = plan_of()
     finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})

@@ -74,13 +74,13 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
     (one,) = findings_of(*NEAR, *FAR, *NEAR)
     assert [each.comparison.p_adjusted for each in one.pairs] == [pytest.approx(2 * 2 / 252), 1.0]
     assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
-    assert one.headline == "CoPE 1.00, best other None 1.00"
+    assert one.headline == "CoPE 1.00, None 1.00 (weakest of 2 pairs)"
     drawn = claims_layout([one])
     assert [header.text for header in drawn.headers] == [
         "claim", "paper", "measure", "ours", "difference [95 %]", "n", "p", "verdict",
     ]  # fmt: skip
     assert [cell.text for cell in drawn.rows[0][4:]] == [
-        "+0.00 [-0.13, 0.13]", "5", "1.000", "shown in part (1 of 2 pairs)",
+        "+0.00 [-0.13, 0.13] (CoPE − None)", "5", "1.000", "shown in part (1 of 2 pairs)",
     ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_values_of_many_rows_are_a_range():
         "5 rows from batch 2 · CoPE 0.00 ± 0.00 to batch 6 · CoPE 4.00 ± 0.00, "
         "10 others from batch 6 · RoPE 6.00 ± 0.00 to batch 6 · None 24.00 ± 0.00"
     )
-    assert one.headline == "batch 2 · CoPE 0.00, best other batch 2 · RoPE 10.00"  # on the same task
+    assert one.headline == "batch 6 · CoPE 4.00, batch 6 · RoPE 6.00 (weakest of 10 pairs)"
 
 
 def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decide():
@@ -264,6 +264,18 @@ def test_a_claim_is_as_strong_as_its_weakest_pair():
     assert hypothesis_verdict([better, not_shown]) == "supported in part"
 
 
+def test_p_and_difference_are_of_one_pair():
+    (in_part,) = findings_of(*NEAR, *FAR, *[value - 0.3 for value in FIVE[:5]])
+    assert in_part.weakest.than.row == "None"
+    assert in_part.p == max(pair.comparison.p_adjusted for pair in in_part.pairs)
+    (opposite,) = findings_of(*FAR, *FAR, *NEAR)
+    assert opposite.verdict == "opposite"
+    assert (opposite.weakest.than.row, opposite.p) == ("None", pytest.approx(2 * 2 / 252)), "not RoPE's, which is 1"
+    assert opposite.texts["difference"].startswith("+4.20 [")
+    (equivalent,) = findings_of(*NEAR, *NEAR, *NEAR, claim={"says": "equivalent", "margin": 1})
+    assert equivalent.texts["p"] == "–", "intervals decide"
+
+
 def test_pairs_are_counted_where_runs_are_paired():
     values = [value for row in range(3) for value in FIVE[:8]]
     (one,) = findings_of(*values, seeds=8, paired=True)
@@ -282,10 +294,10 @@ def test_q_is_over_the_claims_of_a_page_that_rows_are_better():
     (alone,) = with_q([shown])
     assert alone.texts["q"] == "–"
     of_page = with_q([shown, same, not_shown])
-    assert [one.q for one in of_page] == pytest.approx([2 * shown.largest_p, float("nan"), 1.0], nan_ok=True)
+    assert [one.q for one in of_page] == pytest.approx([2 * shown.p, float("nan"), 1.0], nan_ok=True)
     drawn = claims_layout(of_page)
     assert [header.text for header in drawn.headers][4:] == [
-        "difference [95 %]", "n", "p", "q", "margin", "size", "verdict",
+        "difference [95 %]", "n", "p", "q (report)", "margin", "size", "verdict",
     ]  # fmt: skip
     assert "Benjamini" in drawn.note
     assert "Benjamini" not in claims_layout([shown]).note

@@ -160,7 +160,9 @@ def test_claims_with_a_margin_cost_the_others_nothing():
 
     def p_of(*claims):
         plan = plan_of(grid=grid, seeds=list(range(5)), claims=list(claims), metrics=metrics)
-        return [round(each.largest_p / one_p) for each in claim_findings(plan, model_of(plan, values))]
+        return [
+            round(each.weakest.comparison.p_adjusted / one_p) for each in claim_findings(plan, model_of(plan, values))
+        ]
 
     assert p_of(better, same | {"than": {"model.position": "ALiBi"}}) == [1, 1]
     assert p_of(better, same | {"than": {"model.position": ["ALiBi", "None"]}}) == [1, 2]

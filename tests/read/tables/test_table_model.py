@@ -491,8 +491,8 @@ def test_runs_of_the_same_seed_are_compared_in_pairs_where_the_ablation_says_so(
 
 
 def finished_on(hardware):
-    """Records of two seeds for each of two rows: their (device, torch)."""
-    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}})
+    """Warnings of a table with two rows; (device, torch) of the runs of the first row, then of the other."""
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}}, seeds=list(range(len(hardware) // 2)))
     facts = iter(hardware)
     records = {}
     for row in plan.rows:
@@ -514,7 +514,9 @@ CPU, GPU = ("cpu", "2.15.0+cpu"), ("NVIDIA H100", "2.15.0+cu132")
         ([CPU, CPU, CPU, CPU], False),
         ([CPU, CPU, ("cpu", "2.15.0+cu132"), CPU], False),
         ([CPU, GPU, GPU, CPU], False),
-        ([CPU, GPU, CPU, CPU], False),
+        ([CPU, GPU, CPU, CPU], True),  # half of the runs have other hardware
+        ([*[CPU] * 3, GPU, *[CPU] * 2, *[GPU] * 2], False),
+        ([*[CPU] * 3, GPU, CPU, *[GPU] * 3], True),
         ([CPU, CPU, GPU, GPU], True),
         ([CPU, CPU, ("cpu", "2.11.0"), ("cpu", "2.11.0")], True),
     ],

@@ -121,7 +121,9 @@ def _grid_groups(
 
 
 def _history(plan: Plan, group: Group, split: str | None, column: Column, series: str) -> list[dict[str, Any]]:
-    panel = f"{plan.axes[split]} = {group.labels.get(split, '–')}" if split else ""
+    from cope_sweep.read.figures.series import panel_label
+
+    panel = panel_label(split, group.labels) if split else ""
     best: float | None = None
     lines = []
     for number, candidate in enumerate(group.candidates, start=1):

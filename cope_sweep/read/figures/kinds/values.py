@@ -93,6 +93,7 @@ class Values(FigureKind):
         ]  # fmt: skip
         has_numbers = all(label == "" for label in labels.values())
         x_title = plan.axes.get(key, key.removeprefix(FACT)).replace("_", " ").replace("train ", "training ")
+        x_title = x_title.replace("p max", "p_max")  # as the paper writes it
         return SeriesData.of_points(
             plan, runs, points, x_title=x_title, log=question.log, has_numbers=has_numbers,
             log_x=is_log_parameter(plan, key) if self.log_x is None else self.log_x,
