@@ -303,14 +303,14 @@ class ClaimResult(Answer):
     measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
     ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
     headline: str = Field(
-        description="`CoPE 2.2, RoPE 15.7 (weakest of 9 pairs)`: means of the weakest pair of rows: the one that differs "
-        "most the other way, or else the one with the largest p; with a margin, the one with the smallest difference in "
-        "the claimed direction, or, of rows called equivalent, the one that may differ most."
+        description="`CoPE 2.2, RoPE 15.7 (weakest of 9 pairs)`: means of the weakest pair of rows: the one that "
+        "differs most the other way, or else the one with the largest p; with a margin, the one with the smallest "
+        "difference in the claimed direction, or, of rows called equivalent, the one that may differ most."
     )
     published: str = Field(description="The published values of the same rows; empty if there are none.")
     p: float | None = Field(
-        description="p of the weakest pair, corrected for the pairs of all claims of the ablation about the same column "
-        "and task (Holm); null for a claim by a margin, which is judged by intervals."
+        description="p of the weakest pair, corrected for the pairs of all claims of the ablation about the same "
+        "column and task (Holm); null for a claim by a margin, which is judged by intervals."
     )
     q: float | None = Field(
         description="p, corrected for all claims of this answer that rows are better (Benjamini–Hochberg); null for "
