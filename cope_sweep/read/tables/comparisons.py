@@ -130,7 +130,9 @@ NAMED_ROWS = 6
 """The most rows that a sentence of an answer names; of more, it gives the number."""
 
 DESCRIPTIVE, SAME = "descriptive", "no significant difference"
+BOTH_STUCK = "both stuck"
 SENTENCES = {
+    BOTH_STUCK: "Stuck, as {against}",
     "better": "Better than {against}",
     "worse": "Worse than {against}",
     "same order": "Worse than {against}, as in the paper",
@@ -480,16 +482,20 @@ def _names_in_task(model: TableModel, rows: Sequence[TableRow]) -> dict[str, str
 def _sentences(
     model: TableModel, column: Column, rows: Sequence[TableRow], short_names: Mapping[str, str]
 ) -> list[str]:
-    sentences = []
-    for verdict, sentence in SENTENCES.items():
-        names_by_reference: dict[str, list[str]] = {}
-        for row in rows:
-            comparison = row.metrics[column.name].comparison
-            if comparison is not None and comparison.verdict == verdict:
-                names_by_reference.setdefault(comparison.against, []).append(short_names[row.row])
-        for against, names in names_by_reference.items():
-            sentences.append(f"{sentence.format(against=short_names.get(against, against))}: {_listed(names)}.")
-    return sentences
+    cells = {row.row: row.metrics[column.name] for row in model.rows}
+    named: dict[str, dict[str, list[str]]] = {verdict: {} for verdict in SENTENCES}  # by verdict, then reference
+    for row in rows:
+        cell, reference_cell = cells[row.row], cells.get(model.references.get(row.row, ""))
+        if cell.comparison is not None and cell.comparison.verdict in SENTENCES:
+            # Among rows that are stuck, a difference says nothing of what they have learned.
+            are_stuck = reference_cell is not None and cell.mostly_stuck and reference_cell.mostly_stuck
+            verdict = BOTH_STUCK if are_stuck else cell.comparison.verdict
+            named[verdict].setdefault(cell.comparison.against, []).append(short_names[row.row])
+    return [
+        f"{SENTENCES[verdict].format(against=short_names.get(against, against))}: {_listed(names)}."
+        for verdict, names_by_reference in named.items()
+        for against, names in names_by_reference.items()
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,10 +9,11 @@ from cope_sweep.read.tables.comparisons import compared, reference, with_publish
 from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
 from cope_sweep.read.tables.model import PublishedValue, table_model
 from cope_sweep.read.tables.render import markdown_text
+from cope_sweep.read.tables.rules import SEQUENCES
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
 from tests.helpers.errors import raises
-from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
+from tests.helpers.finished_runs import CONTENT, COUNTING, fail, finish, plan_of
 
 
 def model_of(plan, *values, **facts):
@@ -269,6 +270,16 @@ def test_an_answer_about_several_tasks_names_encodings_once():
     plan = tasks_plan(**{"model.position": {"CoPE": ["cope"], "None": []}})
     model = compared(model_of(plan, *near, *far, *far, *near), reference(plan))
     assert model.answer == "By In-dist. (%). Copy: worse than CoPE: None. Flip-Flop: better than CoPE: None."
+
+
+def test_an_answer_has_no_order_of_rows_that_are_stuck():
+    grid = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}
+    plan = plan_of(seeds=[0, 1, 2, 3, 4], base=COUNTING, metrics=METRIC, grid=grid)
+    rule = min(plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES).values())
+    stuck = [rule + value for value in FIVE[:5]]
+    model = compared(model_of(plan, *stuck, *[value + 2 for value in stuck], *FIVE[:5]), "CoPE")
+    assert [each.verdict for each in cells(model)[1:]] == ["worse", "better"]
+    assert model.answer == "By In-dist. (%). Stuck, as CoPE: RoPE. Better than CoPE: None."
 
 
 @pytest.mark.parametrize(("rows", "named"), [(6, "MLP 1, MLP 2, MLP 3, MLP 4, MLP 5, MLP 6"), (7, "7 rows")])
