@@ -61,7 +61,7 @@ TABLE_7 = """
 """
 # Parameters (M), validation and test perplexity.
 TABLE_8 = """
-    None                           | 123.7 | 22.55 | 23.46
+    CoPE (no change)               | 123.7 | 22.55 | 23.46
     val-gates                      | 123.7 | 22.40 | 23.33
     sep-keys                       | 130.8 | 22.39 | 23.18
     Layers do not share embeddings | 123.7 | 22.56 | 23.58
