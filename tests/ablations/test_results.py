@@ -74,7 +74,9 @@ def check(report, text):
             if compared is not None and compared.against == "paper":
                 assert compared.difference.difference == pytest.approx(values.mean() - published.value)
     assert checked
-    assert (f"**Result: {model.answer}**\n" in text.replace("\\", "")) == bool(model.answer)
+    beginning = text.replace("\\", "").split("## Claims")[0]
+    assert model.answer[1:] in beginning
+    assert ("All rows, by" in beginning or "**Result: " in beginning) == bool(model.answer)
     for row in model.rows:
         compared = row.metrics[model.primary.name].comparison
         if compared is None or compared.against == "paper":
