@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -341,7 +342,7 @@ class Evidence:
         answer = markdown_text(self.answer)
         if not claims:
             return [f"**Result: {answer}**"] if answer else []
-        return ["**Result**", "\n".join(claims), *([f"All rows, {answer[0].lower()}{answer[1:]}"] if answer else [])]
+        return ["**Result**", "\n".join(claims), *([re.sub("^By ", "All rows, by ", answer)] if answer else [])]
 
     def _statement(self, finding: Finding) -> str:
         """The claim; in a table of several tasks with the one that it is about, if it does not say so."""
