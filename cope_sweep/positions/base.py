@@ -343,6 +343,12 @@ def project(parameters: Tensors, name: str, h_BTD: Tensor) -> Tensor:
     return h_BTD @ parameters[f"{name}_weight"].T + parameters[f"{name}_bias"]
 
 
+def computed(features: Tensor | None) -> Tensor:
+    """The result of an encoding's `features`, which the model computes before it calls the hooks that take it."""
+    assert features is not None  # noqa: S101 - a type alone: encodings without features have hooks that ignore them
+    return features
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """The same numbers; float32 if they have fewer bits."""
     return x.float() if x.element_size() < FLOAT32_BYTES else x

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32
+from cope_sweep.positions.base import (
+    Dims,
+    Parameter,
+    Tensors,
+    at_least_float32,
+    computed,
+)
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -68,9 +74,8 @@ class CARoPE(RotaryEncoding):
         import torch
         import torch.nn.functional as F
 
-        assert features_BHSF is not None  # noqa: S101 - the model calls features first
         T, C = x_BHTK.shape[2], x_BHTK.shape[-1] // 2
-        log_f_BHS1 = -F.softplus(at_least_float32(features_BHSF)).log1p()
+        log_f_BHS1 = -F.softplus(at_least_float32(computed(features_BHSF))).log1p()
         power_C = torch.arange(C, device=x_BHTK.device)
         angle_BHSC = (log_f_BHS1 * power_C).exp().cumsum(2)
         # Token 0 has the angle f of one token: differences are those of RoPE, whose angle there is 0.

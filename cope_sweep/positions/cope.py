@@ -44,6 +44,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    computed,
     project,
     projection,
 )
@@ -165,10 +166,9 @@ class ContextualEncoding(AttentionEncoding):
     def _logits_without_bias(self, attention: Attention) -> Tensor:
         if self.gate == "keys" and (self.gate_after_rotation or not attention.rotated):
             return attention.logits_BHQS
-        keys_BHSK: Tensor | None = attention.k_BHSK
+        keys_BHSK = attention.k_BHSK
         if self.gate != "keys":
-            keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.features_BHSF
-        assert keys_BHSK is not None  # noqa: S101 - the model calls features first
+            keys_BHSK = attention.v_BHSK if self.gate == "values" else computed(attention.features_BHSF)
         q_BHQK, keys_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(keys_BHSK)
         return q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
 

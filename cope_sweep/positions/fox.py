@@ -29,6 +29,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    computed,
     project,
     projection,
 )
@@ -58,8 +59,7 @@ class FoX(AttentionEncoding):
         return project(parameters, "forget", h_BTD)
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
-        c_BHS = self._decay(attention.features_BHSF, attention.q_BHQK)
+        c_BHS = self._decay(computed(attention.features_BHSF), attention.q_BHQK)
         Q, S = attention.visible_QS.shape
         bias_BHQS = c_BHS[:, :, S - Q :, None] - c_BHS[:, :, None]
         if self.scaled:

@@ -25,6 +25,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    computed,
     constants,
 )
 from cope_sweep.terms import LogSlope
@@ -65,8 +66,7 @@ class GrapeAP(AttentionEncoding):
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch.nn.functional as F
 
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
-        gates = self._gates(attention.features_BHSF, attention.q_BHQK.shape[2])
+        gates = self._gates(computed(attention.features_BHSF), attention.q_BHQK.shape[2])
         logits_BHQS = gates.q_BHQF @ gates.k_BHSF.transpose(-1, -2)
         decay_BHQS = F.logsigmoid(logits_BHQS).masked_fill(~attention.visible_QS, 0)
         sums_BHQS = decay_BHQS.flip(-1).cumsum(-1).flip(-1) - decay_BHQS  # of the keys after j

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
+from cope_sweep.positions.base import (
+    Attention,
+    AttentionEncoding,
+    Dims,
+    Parameter,
+    Tensors,
+    at_least_float32,
+    computed,
+)
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import RelativeLookUp
 
@@ -50,10 +58,9 @@ class Inkling(AttentionEncoding):
         return h_BTD @ parameters["read_weight"].T
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
         distance_QS = distances(attention)
         Q, S = distance_QS.shape
-        r_BHQM = at_least_float32(attention.features_BHSF[:, :, S - Q :])
+        r_BHQM = at_least_float32(computed(attention.features_BHSF)[:, :, S - Q :])
         curve_BHQE = r_BHQM @ parameters["curves"][:, :S].to(r_BHQM.dtype)
         reach = curve_BHQE.shape[-1]
         index_QS = distance_QS.clamp(0, reach - 1)

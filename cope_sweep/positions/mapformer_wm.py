@@ -31,7 +31,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32
+from cope_sweep.positions.base import (
+    Dims,
+    Parameter,
+    Tensors,
+    at_least_float32,
+    computed,
+)
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -111,6 +117,5 @@ class MapFormerWM(SteppingEncoding):
         *,
         keys: bool = False,
     ) -> Tensor:
-        assert features_BHSF is not None  # noqa: S101 - the model calls features first
-        angle_BHTC = self.angles(parameters, features_BHSF)[:, :, start : start + x_BHTK.shape[2]]
+        angle_BHTC = self.angles(parameters, computed(features_BHSF))[:, :, start : start + x_BHTK.shape[2]]
         return turned(x_BHTK, angle_BHTC.cos(), angle_BHTC.sin())

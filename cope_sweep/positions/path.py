@@ -31,6 +31,7 @@ from cope_sweep.positions.base import (
     Tensors,
     at_least_float32,
     causal_convolution,
+    computed,
     project,
     projection,
 )
@@ -85,8 +86,7 @@ class PaTH(AttentionEncoding):
         import torch
         import torch.nn.functional as F
 
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
-        features_BHSF = at_least_float32(attention.features_BHSF)
+        features_BHSF = at_least_float32(computed(attention.features_BHSF))
         q_BHQK, k_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(attention.k_BHSK)
         w_BHSK = features_BHSF[..., :-1]
         if self.convolution:

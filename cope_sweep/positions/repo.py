@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32
+from cope_sweep.positions.base import (
+    Dims,
+    Parameter,
+    Tensors,
+    at_least_float32,
+    computed,
+)
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -68,9 +74,8 @@ class RePo(RotaryEncoding):
     ) -> Tensor:
         import torch
 
-        assert features_BHSF is not None  # noqa: S101 - the model calls features first
         T, K = x_BHTK.shape[-2:]
-        z_BHT1 = at_least_float32(features_BHSF[:, :, start : start + T])
+        z_BHT1 = at_least_float32(computed(features_BHSF)[:, :, start : start + T])
         rate_C = self.base ** (-torch.arange(0, K, 2, dtype=torch.float64, device=x_BHTK.device) / K)
         angle_BHTC = z_BHT1 * rate_C.to(z_BHT1.dtype)
         return turned(x_BHTK, angle_BHTC.cos(), angle_BHTC.sin())

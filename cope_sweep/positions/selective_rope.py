@@ -29,6 +29,7 @@ from cope_sweep.positions.base import (
     Tensors,
     at_least_float32,
     causal_convolution,
+    computed,
     project,
     projection,
 )
@@ -97,8 +98,7 @@ class SelectiveRoPE(RotaryEncoding):
     ) -> Tensor:
         import torch
 
-        assert features_BHSF is not None  # noqa: S101 - the model calls features first
-        phi_BHSC = self._phi(parameters, at_least_float32(features_BHSF))
+        phi_BHSC = self._phi(parameters, at_least_float32(computed(features_BHSF)))
         C, T = phi_BHSC.shape[-1], x_BHTK.shape[2]
         tau_C = BASE ** (-torch.arange(C, dtype=torch.float64, device=x_BHTK.device) / C)
         angle_BHTC = (phi_BHSC.cumsum(2) * tau_C.to(phi_BHSC.dtype))[:, :, start : start + T]

@@ -22,6 +22,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    computed,
     project,
     projection,
 )
@@ -55,11 +56,10 @@ class TRA(AttentionEncoding):
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch.nn.functional as F
 
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
         s_BHQS = _similarity(attention)
         passed_BHQS = ((s_BHQS > 0) & attention.visible_QS).to(s_BHQS.dtype)
         count_BHQS = passed_BHQS.flip(-1).cumsum(-1).flip(-1)
-        query_logits_BHQF = at_least_float32(attention.features_BHSF[:, :, -s_BHQS.shape[2] :])
+        query_logits_BHQF = at_least_float32(computed(attention.features_BHSF)[:, :, -s_BHQS.shape[2] :])
         score_BHQS: Tensor = s_BHQS + F.logsigmoid(query_logits_BHQF) * count_BHQS - attention.logits_BHQS
         return score_BHQS
 

@@ -28,6 +28,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    computed,
     project,
 )
 
@@ -65,8 +66,7 @@ class Wall(AttentionEncoding):
         import torch
         import torch.nn.functional as F
 
-        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
-        p_BHSK: Tensor = F.logsigmoid(at_least_float32(attention.features_BHSF)).cumsum(2)
+        p_BHSK: Tensor = F.logsigmoid(at_least_float32(computed(attention.features_BHSF))).cumsum(2)
         q_BHQK, k_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(attention.k_BHSK)
         Q, S = attention.visible_QS.shape
         scores: list[Tensor] = []
