@@ -2,7 +2,8 @@
 
 First a line for each table and figure of the paper, then what was found beyond it, then every claim wherever it was
 measured. Of a claim that several reports make about one task in the same words, whatever table of the paper they name,
-one decides: with tuned rows, else of the paper's size, else all of them together.
+one decides: with tuned rows, of these one whose rows have the same hardware; else of the paper's size, else all of them
+together.
 """
 
 import math
@@ -49,11 +50,11 @@ MOST_Q = 0.05
 """The largest q of a claim that is shown without brackets."""
 LEGEND = (
     "✓ all claims are shown, ~ some are, or in part, ✗ none is, ? none could be tested. (✓): shown, but q > 0.05 for "
-    "one of them. A claim that several reports make about a task is decided by the one with tuned rows, else by the one "
-    "of the paper's size; if there is neither, all have to agree. Values are means over seeds, of the weakest pair of "
-    "rows. p is corrected within a report (Holm), q for all claims of this page that rows are better (Benjamini and "
-    "Hochberg): of claims with q ≤ 0.05, at most 5 % are false, on average. Claims by a margin are judged by intervals, "
-    "without p."
+    "one of them. A claim that several reports make about a task is decided by the one with tuned rows (by one with the "
+    "same hardware for all rows, if there is any), else by the one of the paper's size; if there is neither, all have to "
+    "agree. Values are means over seeds, of the weakest pair of rows. p is corrected within a report (Holm), q for all "
+    "claims of this page that rows are better (Benjamini and Hochberg): of claims with q ≤ 0.05, at most 5 % are false, "
+    "on average. Claims by a margin are judged by intervals, without p."
 )
 
 
@@ -152,6 +153,7 @@ def deciding(entries):
     """Those of the entries of one claim that decide."""
     decided = [entry for entry in entries if entry.is_decided]
     tuned = [entry for entry in decided if entry.is_tuned]
+    tuned = [entry for entry in tuned if not entry.hardware] or tuned
     return tuned or [entry for entry in decided if entry.has_papers_size] or decided or entries
 
 

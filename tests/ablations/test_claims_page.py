@@ -59,6 +59,14 @@ def test_a_file_with_tuned_rows_decides_then_the_papers_size_then_all(entry):
     assert (small.stem, small.link) == ("plain.small", "[plain.small](plain.small.md)")
 
 
+def test_of_tuned_files_one_with_the_same_hardware_for_all_rows_decides(entry, monkeypatch):
+    mixed, same = entry("shown", tuned=True), entry("not shown", tuned=True, scale="small")
+    assert deciding([mixed, same]) == [mixed, same]
+    monkeypatch.setattr(Entry, "hardware", property(lambda self: "differs" if self is mixed else ""))
+    assert deciding([mixed, same]) == [same]
+    assert deciding([mixed]) == [mixed]
+
+
 @pytest.mark.parametrize(
     ("verdicts", "sign"),
     [
