@@ -279,7 +279,7 @@ def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visi
     page.get_by_label("verdicts against").select_option("Absolute")
     page.wait_for_function("() => location.hash.endsWith('compare=Absolute')")
     # A click that begins before the table is drawn again, and ends after it, is none.
-    page.get_by_text("Too few seeds for a test against Absolute").wait_for()
+    page.get_by_text("Stuck, as Absolute").wait_for()
     page.locator("[data-key='cell CoPE|in_dist/token_error']").click()
     opened = page.locator(".cellruns a").first
     assert opened.get_attribute("href") == f"#/runs/{site.sample.ids[0]}"
