@@ -21,15 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import (
-    Attention,
-    AttentionEncoding,
-    Dims,
-    Parameter,
-    Tensors,
-    at_least_float32,
-    computed,
-)
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32, computed
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import RelativeLookUp
 

@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import (
-    Dims,
-    Parameter,
-    Tensors,
-    at_least_float32,
-    computed,
-)
+from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, computed
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:

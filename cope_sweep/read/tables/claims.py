@@ -229,7 +229,7 @@ class Finding:
     def headline(self) -> str:
         """`CoPE 2.2, RoPE 15.7 (weakest of 9 pairs)`: the means of the weakest pair.
 
-        Of heads, their AUC and that of the first kind of controls.
+        For a claim about heads: their AUC, and the AUC of the first kind of control.
         """
         if self.weakest is None:
             return "; ".join(self.ours.split("; ")[:2])
