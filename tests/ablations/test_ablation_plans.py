@@ -19,7 +19,13 @@ IDS = FOLDER / "run_ids.json"
 
 FOR_A_GPU = (
     *("encodings_counting", "encodings_counting_tuning"),
-    *("learn_or_generalise_tuning", "short_convolutions_tuning", "encodings_2026", "encodings_2026_tuning"),
+    *(
+        "gain_over_training",
+        "learn_or_generalise_tuning",
+        "short_convolutions_tuning",
+        "encodings_2026",
+        "encodings_2026_tuning",
+    ),
 )
 """Files whose runs take many hours on two cores, and minutes on a GPU."""
 
