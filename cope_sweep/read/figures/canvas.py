@@ -46,6 +46,8 @@ PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL, LEAST_ROOMY_PANEL = 3.3, 2.6, 1.6, 2.4
 only its width is given, so that there can be more panels below each other."""
 FONT_SIZE = 8
 """Points."""
+CHARACTERS_PER_INCH = 15
+"""Of a text with FONT_SIZE, about."""
 MAX_LABEL = 60
 """Maximum number of characters of a name in a legend or at an axis."""
 
@@ -258,6 +260,12 @@ def shortened(text: str, length: int = MAX_LABEL) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def wrapped(texts: Sequence[str], width: float) -> list[str]:
+    """The texts in lines that are about `width` inches long."""
+    length = max(8, int(CHARACTERS_PER_INCH * width / points(1)))
+    return [textwrap.fill(text, length) for text in texts]
+
+
 def number(value: float, _: object = None) -> str:
     """The text of a tick: `0.01`, `512`, `16384`, `180 k`, `3.2 M`. matplotlib's own texts need its mathematics."""
     for limit, factor, unit in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e5, 1e3, " k")):
@@ -336,7 +344,8 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
         drawing.set_figwidth(drawing.get_figwidth() + 0.7 + 0.075 * max(map(len, texts)))
         drawing.set_figheight(max(drawing.get_figheight(), 0.17 * len(texts) + 0.8))
     else:
-        columns = max(1, min(len(texts), int(drawing.get_figwidth() / points(1) * 15 / (max(map(len, texts)) + 5))))
+        room = drawing.get_figwidth() / points(1) * CHARACTERS_PER_INCH
+        columns = max(1, min(len(texts), int(room / (max(map(len, texts)) + 5))))
         drawing.set_figheight(drawing.get_figheight() + 0.17 * math.ceil(len(texts) / columns))
     drawing.legend(
         handles,
@@ -361,6 +370,12 @@ def columns_of(panel: Axes) -> int:
     """The number of panels side by side in the drawing of a panel."""
     place = panel.get_subplotspec()
     return 1 if place is None else int(place.get_gridspec().ncols)
+
+
+def _width_of(panel: Axes) -> float:
+    """The width of a panel with its labels, in inches, before the layout."""
+    drawing = panel.get_figure(root=True)
+    return math.inf if drawing is None else float(drawing.get_figwidth()) / columns_of(panel)
 
 
 def label_edges(axes: Sequence[Axes]) -> None:
@@ -476,9 +491,12 @@ def _interrupt(axes: Axes, place: float, which: Literal["x", "y"]) -> None:
 def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str] | None, *, log: bool | None) -> None:
     """Set the ticks of the x axis: at the values of a parameter, or at names (`labels`), which have no scale."""
     if labels is not None:
-        is_long = max((len(label) for label in labels), default=0) * len(labels) > 40
         texts = [shortened(label, 30) for label in labels]
-        if len(labels) > MANY_NAMES:
+        longest = max(map(len, texts), default=0)
+        is_long = longest * len(labels) > 40
+        # A slanted name reaches to the left by most of its length.
+        too_long = is_long and longest / CHARACTERS_PER_INCH > 0.6 * _width_of(axes)
+        if len(labels) > MANY_NAMES or too_long:
             axes.set_xticks(list(positions), texts, rotation=90, fontsize=points(0.75 * FONT_SIZE))
         else:
             axes.set_xticks(list(positions), texts, rotation=30 if is_long else 0, ha="right" if is_long else "center")

@@ -216,7 +216,7 @@ def texts_beyond(drawing):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", few("curves", "values", "heatmap"))
+@pytest.mark.parametrize("kind", few("curves", "values", "heatmap", "summary", "box"))
 def test_no_text_is_beyond_the_canvas(kind, size, store):
     grid = {"model.dim": [8, 16], "model.position": {"Stick-breaking, not rotated": ["cope"], "None": []}}
     plan = plan_for(kind, grid=grid, seeds=[0])

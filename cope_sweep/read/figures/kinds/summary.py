@@ -33,6 +33,8 @@ RULES: dict[str, tuple[str, Any]] = {
 """Column of the summary → name in the legend, and dashes of the line."""
 PUBLISHED_BELOW = 0.26
 """Distance between the published value and the dots of its row, in rows."""
+NAMES_SHARE = 0.4
+"""The most of a given width that the names of rows take; longer ones have several lines."""
 JITTER = (0.0, -0.1, 0.1, -0.05, 0.05)
 """Distances between dots of neighbouring seeds and the line of their row, in rows: equal values stay apart."""
 SEED_STYLE: dict[str, Any] = {"alpha": 0.55, "markersize": 3.4, "markeredgewidth": 0}
@@ -133,7 +135,13 @@ class SummaryData(FigureData):
 
         data, runs = self.frame, self.runs
         rows = list(dict.fromkeys(data["row"]))
-        height = max(1.4, 0.22 * len(rows) + 0.7)
+        counts = {row: count_text(data[data["row"] == row].nlargest(1, "n")) for row in rows}
+        has_one_count = len(set(counts.values())) == 1 and len(rows) > 1
+        texts = [canvas.shortened(self.labels[row], 60) + ("" if has_one_count else f"  {counts[row]}") for row in rows]
+        if size is not None:
+            texts = canvas.wrapped(texts, NAMES_SHARE * size[0])
+        lines = max((1 + text.count("\n") for text in texts), default=1)
+        height = max(1.4, (0.09 + 0.13 * lines) * len(rows) + 0.7)
         drawing, axes = canvas.panels(max(1, len(self.titles)), title=title, size=size, height=height)
         if data.empty:
             canvas.say_empty(axes[0])
@@ -141,10 +149,7 @@ class SummaryData(FigureData):
                 panel.remove()
             return drawing
         columns = canvas.columns_of(axes[0])
-        counts = {row: count_text(data[data["row"] == row].nlargest(1, "n")) for row in rows}
-        has_one_count = len(set(counts.values())) == 1 and len(rows) > 1
         rule_lines: dict[str, Any] = {}
-        texts = [canvas.shortened(self.labels[row], 60) + ("" if has_one_count else f"  {counts[row]}") for row in rows]
         for index, (panel, metric) in enumerate(zip(axes, self.titles, strict=True)):
             points = data[data["metric"] == metric.name]
             seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", "seed", metric.name]]
@@ -216,9 +221,14 @@ def _draw_rows(panel: Axes, lines: pd.DataFrame, seeds: pd.DataFrame, rows: Sequ
     panel.plot(seeds[metric], y, "o", color=canvas.colour(MEASURED), clip_on=False, **SEED_STYLE)
     y_of_rows = np.array([rows.index(row) for row in lines["row"]], dtype=float)
     several = (lines["n"] > 1).to_numpy()
-    panel.plot(
-        lines["median"][several], y_of_rows[several], "|", color=canvas.colour(MEASURED), clip_on=False, **MEDIAN_STYLE
-    )
+    # What is empty is not drawn: without clipping, it would be laid out as a mark at the corner of the drawing.
+    if several.any():
+        panel.plot(
+            lines["median"][several], y_of_rows[several], "|", color=canvas.colour(MEASURED), clip_on=False,
+            **MEDIAN_STYLE,
+        )  # fmt: skip
+    if lines["published"].isna().all():
+        return
     y_of_rows += np.where((lines["n"] > 0).to_numpy(), PUBLISHED_BELOW, 0.0)
     low, high = lines["published"] - lines["published_std"], lines["published"] + lines["published_std"]
     panel.hlines(y_of_rows, low.clip(lower=0), high, color=canvas.colour(PUBLISHED), linewidth=0.8)
