@@ -15,8 +15,8 @@ Compare = Annotated[
     str | None,
     *option(
         "Compare every row with one row, named by its labels (`RoPE, layers 2`); with the published numbers (`paper`); "
-        "or, as in `model.position=CoPE`, with the row that has this label and otherwise the same labels. A note below "
-        "the table explains the test.",
+        "or, as in `CoPE` or `model.position=CoPE`, with the row that has this label and otherwise the same labels. A "
+        "note below the table explains the test.",
         "--compare",
         metavar="paper|ROW|AXIS=LABEL",
         max_length=500,

@@ -54,7 +54,7 @@ from cope_sweep.read.tables.model import (
     same_labels,
 )
 from cope_sweep.read.tables.pairs import PairTest, claim_tests, is_better
-from cope_sweep.read.tables.row_names import find_axis, named_rows
+from cope_sweep.read.tables.row_names import axis_of_label, find_axis, named_rows
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, t_quantile, t_tail
 from cope_sweep.store import QueryError
 
@@ -156,7 +156,8 @@ def compared(model: TableModel, against: str) -> TableModel:
     Args:
         model: The table.
         against: The name of a row (`row_names`); `paper`; or `AXIS=LABEL`, which compares each row with the one that
-            has this label and the same labels on all other axes that both rows have.
+            has this label and the same labels on all other axes that both rows have. A label that one axis alone has
+            needs no `AXIS=`.
 
     Raises QueryError if there is no such row, or there are no published numbers.
     """
@@ -177,6 +178,8 @@ def compared(model: TableModel, against: str) -> TableModel:
     label = spelled_as(label, labels)
     if key and label in labels:
         return _compare_with_label(model, key, label)
+    if not equals and (found := axis_of_label(against, (row.labels for row in model.rows), model.axes)) is not None:
+        return _compare_with_label(model, *found)
     if (row := named_row(model, against)) is not None:
         return _compare_with_row(model, row)
     if key:

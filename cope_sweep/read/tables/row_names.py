@@ -1,9 +1,9 @@
-"""Finds rows by what people type: the name in a table, with or without its punctuation, or `AXIS=LABEL`."""
+"""Finds rows by what people type: the name in a table, with or without its punctuation, `AXIS=LABEL`, or a label."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.source import composed, spelled_as
@@ -23,7 +23,8 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
 
     `RoPE · layers 2`, `rope 2` and `position=RoPE, layers=2` name the row with these labels. They have to be all labels
     on the axes on which rows differ, in the table's order. `layers=2` names every row with this label. Only letters and
-    digits count, so a text names several rows if their labels differ in other characters alone.
+    digits count, so a text names several rows if their labels differ in other characters alone. So does `rope` where it
+    is a label of one axis alone: it names every row with it.
 
     Args:
         text: What a user typed.
@@ -39,12 +40,24 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
         names = [name for name, labels in rows.items() if re.fullmatch(_pattern(labels, axes, varying), normalised)]
         if names:
             return names
-    axis, _, label = text.partition("=")
-    key = find_axis(axes, axis.strip())
-    if key is None:
+    axis, equals, label = text.partition("=")
+    found = (find_axis(axes, axis.strip()), label.strip()) if equals else axis_of_label(text, rows.values(), axes)
+    if found is None or found[0] is None:
         return []
-    label = composed(label.strip())
+    key, label = found[0], composed(found[1])
     return [name for name, labels in rows.items() if key in labels and composed(labels[key]) == label]
+
+
+def axis_of_label(text: str, rows: Iterable[Labels], axes: Mapping[str, str]) -> tuple[str, str] | None:
+    """The axis that alone has this label, and the label as the table spells it; None: no axis has it, or several do."""
+    normalised = _normalise(text)
+    found = {
+        (key, label)
+        for labels in rows
+        for key, label in labels.items()
+        if key in axes and normalised and _normalise(label) == normalised
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def find_axis(axes: Mapping[str, str], name: str) -> str | None:

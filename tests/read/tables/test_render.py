@@ -279,9 +279,23 @@ def test_a_row_is_compared_with_by_any_of_its_names(two_axes, name):
 
 def test_a_label_names_all_its_rows(two_axes):
     assert [row.name for row in find_rows(two_axes[0], "layers=2")] == ["CoPE · 2", "RoPE · 2"]
-    assert [row.name for row in find_rows(two_axes[0], "RoPE")] == []
-    with raises("unknown_row", row="RoPE"):
-        _ = table(*two_axes, compare="RoPE").model
+    assert [row.name for row in find_rows(two_axes[0], "rope")] == ["RoPE · 1", "RoPE · 2"]
+    assert [row.name for row in find_rows(two_axes[0], "2")] == ["CoPE · 2", "RoPE · 2"]
+    with raises("unknown_row", row="3"):
+        _ = table(*two_axes, compare="3").model
+
+
+def test_a_label_of_one_axis_is_compared_with_at_each_value_of_the_others(two_axes):
+    of_label, of_axis = (table(*two_axes, compare=text).model for text in ("rope", "model.position=RoPE"))
+    assert of_label.rows == of_axis.rows
+    assert of_label.answer == of_axis.answer
+
+
+def test_a_label_of_two_axes_names_no_row(store):
+    plan = plan_of(grid={"model.layers": [1, 2], "model.heads": [1, 2]})
+    assert find_rows(plan, "2") == []
+    with raises("unknown_row", row="2"):
+        _ = table(plan, store, compare="2").model
 
 
 def test_a_name_of_several_rows_is_refused(store):
