@@ -19,7 +19,7 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
 from cope_sweep.errors import UserError
-from cope_sweep.read.numbers import significant
+from cope_sweep.read.numbers import MISSING, significant
 
 if TYPE_CHECKING:
     from cope_sweep.read.tables.best import Candidate, Group
@@ -138,16 +138,21 @@ def tried(
     table = grid(answer.key, answer.metric or "metric", "ablations", "settings that differ")
     names = {name for group in answer.groups for name in group.settings}
     short = short_names(names)
+    above: dict[str, str] = {}
     for group in answer.groups:
-        settings = ", ".join(f"{short[name]}={value}" for name, value in group.settings.items())
-        first = [", ".join(group.ablations), settings]
+        # Of runs of many ablations dozens of settings differ: a group shows those that differ from the group above.
+        new = {name: value for name, value in group.settings.items() if above.get(name) != value}
+        new = new or dict.fromkeys(above.keys() - group.settings.keys(), MISSING)
+        settings = ", ".join(f"{short[name]}={value}" for name, value in new.items())
+        are_more = bool(above.items() & group.settings.items())
+        first, above = [", ".join(group.ablations), f"… {settings}" if are_more else settings], group.settings
         for each in group.values:
             unfinished = f" +{each.unfinished}" if each.unfinished else ""
             table.add_row(*map(escaped, (each.value, each.text + unfinished, *first)))
             first = ["", ""]
         table.add_section()
     print_table(table)
-    shown = f"{answer.metric}: mean ± standard deviation (finished seeds); +: runs that are not finished"
+    shown = f"{answer.metric}: mean ± standard deviation (finished seeds); +: runs that are not finished; …: as above"
     console.print(escaped(f"{answer.runs:,} runs. {shown}"), style="dim", soft_wrap=True, highlight=False)
     if answer.next is not None:
         console.print(escaped(f"{answer.total - len(answer.groups):,} more groups: --limit, or --filter"), style="dim")

@@ -610,3 +610,20 @@ def test_logs_follow_a_run_to_its_end(shell):
 def test_logs_of_a_run_without_one(shell):
     shell.refuses("not_found", "logs", "0" * 16, run_id="0" * 16)
     shell.refuses("not_found", "logs", "x", run_id="x")
+
+
+def test_tried_shows_what_differs_from_the_group_above(shell):
+    encodings = "{A: [{kind: cope, p_max: 2}], B: [{kind: cope, p_max: 3}], C: [rope]}"
+    grid = f"  model.position: {encodings}\n  model.layers: [1, 2]\n"
+    shell.write("wide", TINY.replace("  model.position: {CoPE: [cope], none: []}\n", grid))
+    plan = expand(load_ablation(shell.folder / "ablations" / "wide.yaml"))
+    for run in plan.runs:
+        finish(Store(shell.folder / "store"), run, {"in_dist/token_error": 1.0})
+    shell.environment["COLUMNS"] = "400"
+    out, _ = shell("tried", "train.lr")
+    first, *others = [line.split("1 ± 0 (2)")[1].strip() for line in out.splitlines() if "1 ± 0 (2)" in line]
+    assert first.startswith("layers=1, position=cope, ")
+    assert "p_max=2" in first
+    assert others[0] == "… p_max=3"
+    assert others[2].startswith("layers=2, position=cope, ")
+    assert [text.partition("position=")[2].partition(",")[0] for text in others] == ["", "rope", "cope", "", "rope"]
