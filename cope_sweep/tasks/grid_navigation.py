@@ -11,14 +11,19 @@ dimensions, with objects a, b, … and the blank B:
 
 All tokens are targets. An answer is what is observed at a cell that was observed before, unless it is blank: the
 published accuracies cannot count blanks, since "always blank" has 0.8 in the sparse test set, where RoPE has 0.39.
-`revisit_error` counts the blank ones too. A model that does not know a cell finds a blank more probable than each of
-the objects, and so is always wrong at the answers; `object_error` compares the objects only, and has a chance of one in
-16. The paper does not say which of the two it reports.
+`revisit_error` counts the blank ones too. A model that does not recognise a cell finds a blank more probable than each
+of the objects, and so is always wrong at the answers; `object_error` compares the objects only, and has a chance of one
+in 16. The paper does not say which of the two it reports.
 
 Most answers need no map: after turning round, the observation m steps later is the one m steps before the turn, as long
 as the walk goes back along the straight line that it came (the mirror rule). `map_error` counts the answers whose cell
-this rule does not find, and compares the objects only, too. With `signed: false` the second action of each axis stays
-where it is. Then a cell is a number of steps modulo the width, and no step has to be taken back.
+this rule does not find, and compares the objects only, too. Not all of them need a map: a rule that retraces any
+stretch of the walk, around corners too, finds a tenth of them in two dimensions.
+
+With `signed: false` the second action of each axis stays where it is. Then a cell is a number of steps modulo the
+width, and no step has to be taken back. Choose a width that the walk goes round: with the default ones most answers are
+at the cell before, so that the last observation is right at 92 % of them in one dimension, and at all in two. With
+`width: 8` it is right at 54 % in one.
 
 The paper does not say whether the cells of all sequences are the same; only with new ones has the context to be read.
 The sparse test set has 256 steps in its table 2 and 512 in its appendix: `sparse_steps`.

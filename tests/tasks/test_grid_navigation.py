@@ -190,6 +190,30 @@ def test_a_mirror_explains_most_of_two_dimensions_with_long_runs():
     assert 1 - outside == pytest.approx(0.88, abs=0.03)
 
 
+def is_retraced(actions, step):
+    """The last steps undo those before them, one by one and around corners too, and end at a cell that was observed."""
+    return any(
+        all(actions[step - k] == actions[step - 2 * steps + 1 + k] ^ 1 for k in range(steps))
+        for steps in range(1, step // 2 + 1)
+    )
+
+
+def test_a_tenth_of_the_answers_outside_the_mirror_are_found_by_going_back_around_corners():
+    task = GridNavigation(dimensions=2)
+    batch = task.sequences("in_dist", 0, 0, 400)
+    rows, places = task.counted(batch, "in_dist")["map_error"].nonzero()
+    actions = (batch.inputs_NT[:, ::2] - 17).tolist()
+    retraced = [is_retraced(actions[row], place // 2) for row, place in zip(rows, places, strict=True)]
+    assert np.mean(retraced) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("fields", "right"), [({}, 0.92), ({"dimensions": 2}, 1), ({"width": 8}, 0.54)])
+def test_without_signs_the_cell_before_is_the_answer_unless_the_walk_goes_round(fields, right):
+    task = GridNavigation(signed=False, **fields)
+    errors = task.shortcut_errors("in_dist", 800)
+    assert 1 - errors["the last observation"] / 100 == pytest.approx(right, abs=0.01)
+
+
 def test_sizes_of_the_paper():
     task = GridNavigation(dimensions=2)
     assert [task.length(split) for split in ("train", "in_dist", "dense", "sparse")] == [255, 255, 127, 511]
