@@ -7,7 +7,8 @@ The convolution is causal, of 4 taps for each number; W₂·W₁ has a low rank.
 each head's slice of x (`unit: head`), the paper's text normalises x. Its taps start from N(0, 0.02²), ours as in
 torch's convolution, ±1/2: initial angles are small in both, and in its model smaller.
 
-Three options of both, which are off in every released configuration, change φ before the sum, in this order:
+Three options of both change φ before the sum, in this order. The first and the last gave the text's largest gains, and
+are off in every released configuration; the bias was on in its runs of parity.
 
     SiLU(φ)                    `activation: silu`
     φ + exp(β_hc)              `phase_bias`, β = 0 at the start
