@@ -149,7 +149,10 @@ def check_fields(
                 for name in cls.model_fields
                 if name != "kind"
             ]
-            hint = suggest(key, fields) or f"; {ENCODINGS_KEY} is empty in all rows"
+            if key in fields:  # an encoding of other rows has it
+                hint = "; no row is left that it is for: remove it, or mend its condition"
+            else:
+                hint = suggest(key, fields) or f"; {ENCODINGS_KEY} is empty in all rows"
             message = f"no row has {key!r}, so it would have no effect{hint}"
             place = loaded.source.location(path)
             if place.startswith(OPTION):

@@ -144,6 +144,12 @@ def test_a_condition_may_change_which_encodings_a_row_has():
     )
 
 
+def test_a_field_that_other_rows_have_is_not_proposed_in_its_own_place():
+    error = error_of(f"grid: {{{POSITION}}}\nwhen: [{{if: {{model.position: RoPE}}, set: {{{P_MAX}: 8}}}}]")
+    assert P_MAX in error.data["allowed"]
+    assert "did you mean" not in str(error)
+
+
 def test_a_deeper_key_refines_whatever_the_order():
     text = "grid: {task.tokens: [3, 4], task: {copy: {kind: selective_copy, blanks: 5, dense_blanks: 1, sparse_blanks: 9}}}"
     base = BASE.replace("  task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}\n", "")
