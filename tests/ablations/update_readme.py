@@ -238,6 +238,8 @@ def claims():
     assert few.finding("With half as many positions").verdict == "opposite"
     at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
     assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
+    young, walk = Means("tasks_2026.small"), Means("grid_navigation_1d.small")
+    last, objects = "in_dist/last_error", "in_dist/object_error"
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
 RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [24 encodings, tuned alike]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
@@ -252,8 +254,7 @@ of twice as many [{few[f"Selective copy · p_max full, {wrong}@2x"]}]({few.link}
 (p = {out_of_distribution.p:.1g}, {flip.seeds} seeds). [Tuned alike]({many.link}), the same is **not shown**: CoPE \
 {many[f"Flip-Flop · CoPE, {sparse}"]}, RoPE {many[f"Flip-Flop · RoPE, {sparse}"]} (p = {tuned_flip.p:.2f}, {many.seeds} seeds), Kerple \
 {many[f"Flip-Flop · Kerple, {sparse}"]}. Of RoPE's seeds {tuned_rope.seeds} learned the task, and err on {tuned_rope.mean} (exploratory); with the one recipe \
-{rope.seeds} did, and err on {rope.mean}.
-- [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]} ({few_errors} of {paper.seeds} seeds at 0.01 % or less, one at \
+{rope.seeds} did, and err on {rope.mean}. [At the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]} ({few_errors} of {paper.seeds} seeds at 0.01 % or less, one at \
 {worst_seed}), RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.p:.3f}, 5 seeds, two of them added \
 after a look at three; all learned the task); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({many.link}), tuned alike: stick-breaking {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH \
@@ -286,6 +287,13 @@ ones (perplexity {long_text.value(f"CoPE, {perplexity}")} and {long_text.value(f
 them, and with them it is a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
 {much_text.value(f"Relative, {perplexity}")}.
+- [Tasks of 2026]({young.link}), one recipe, {young.seeds} seeds. The last of 8 products that do not commute, one layer: MapFormer-WM {young[f"Products in S3 · MapFormer-WM, {last}"]} \
+wrong, Selective RoPE {young[f"Products in S3 · Selective RoPE, {last}"]}, PaTH {young[f"Products in S3 · PaTH, {last}"]} (seeds differ widely), CoPE {young[f"Products in S3 · CoPE, {last}"]}, none \
+{young[f"Products in S3 · None, {last}"]}. Values that were updated: PaTH {young[f"Updates · PaTH, {wrong}"]}, MapFormer-WM {young[f"Updates · MapFormer-WM, {wrong}"]}, CoPE \
+{young[f"Updates · CoPE, {wrong}"]}, FoX and RoPE {young[f"Updates · RoPE, {wrong}"]}. Brackets of longer sequences: stick-breaking {young[f"Brackets · Stick-breaking, {longer}"]}, \
+MapFormer-WM {young[f"Brackets · MapFormer-WM, {longer}"]}, CoPE {young[f"Brackets · CoPE, {longer}"]}, RoPE {young[f"Brackets · RoPE, {longer}"]}. \
+[Objects of a walk]({walk.link}), {walk.seeds} seeds: MapFormer-WM {walk[f"MapFormer-WM, rank 1, {objects}"]} wrong, CoPE {walk[f"CoPE, {objects}"]}, RoPE {walk[f"RoPE, {objects}"]} (few seeds do \
+better than a rule without a map).
 """
 
 
