@@ -90,8 +90,11 @@ class Entry:
     @property
     def size(self) -> str:
         """`the paper's size`, `2 layers of 64`."""
-        model = self.report.plan.rows[0].runs[0].model
-        return "the paper's size" if self.has_papers_size else f"{model.layers} layers of {model.dim}"
+        if self.has_papers_size:
+            return "the paper's size"
+        pairs = self.finding.pairs
+        model = (pairs[0].better.runs[0][0] if pairs else self.report.plan.rows[0].runs[0]).model
+        return f"{model.layers} layer{'s' * (model.layers > 1)} of {model.dim}"
 
     @property
     def task(self) -> str:

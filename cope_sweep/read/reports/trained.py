@@ -20,6 +20,9 @@ def trained_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     def values(field: Callable[[RunSpec], object]) -> str:
         return _listed(field(run) for run in runs)
 
+    def number(field: Callable[[RunSpec], object], noun: str) -> str:
+        return f"{values(field)} {noun}{'' if values(field) == '1' else 's'}"
+
     for run in {run.task.kind: run for run in reversed(runs)}.values():
         of_kind = [each.task.model_dump(exclude_defaults=True) for each in runs if each.task.kind == run.task.kind]
         names = dict.fromkeys(name for fields in of_kind for name in fields if name != "kind")
@@ -28,8 +31,8 @@ def trained_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "Model",
         (
-            f"{values(lambda run: run.model.family.kind)}, {values(lambda run: run.model.layers)} layers of width "
-            f"{values(lambda run: run.model.dim)}, {values(lambda run: run.model.heads)} heads"
+            f"{values(lambda run: run.model.family.kind)}, {number(lambda run: run.model.layers, 'layer')} of width "
+            f"{values(lambda run: run.model.dim)}, {number(lambda run: run.model.heads, 'head')}"
         ),
     )
     yield (
