@@ -142,7 +142,7 @@ def tried(
     for group in answer.groups:
         # Of runs of many ablations dozens of settings differ: a group shows those that differ from the group above.
         new = {name: value for name, value in group.settings.items() if above.get(name) != value}
-        new = new or dict.fromkeys(above.keys() - group.settings.keys(), MISSING)
+        new = new or dict.fromkeys(sorted(above.keys() - group.settings.keys()), MISSING)
         settings = ", ".join(f"{short[name]}={value}" for name, value in new.items())
         are_more = bool(above.items() & group.settings.items())
         first, above = [", ".join(group.ablations), f"… {settings}" if are_more else settings], group.settings

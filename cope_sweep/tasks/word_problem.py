@@ -16,8 +16,9 @@ The problems of A5 and S5 are NC¹-complete. S3, S4 and A4 are solvable groups; 
 commutative. Z60 and Z120, the numbers modulo 60 and 120 with addition, have as many elements as A5 and S5: a model that
 solves one and not the other fails at factors that do not commute.
 
-Merrill et al. draw sequences without repetition. Here they may repeat, and test sequences may be among the training
-ones: in 60^20 that is no difference, but 8 elements of S3 have 6⁸ sequences, of which 128,000 are 8 %.
+Merrill et al. draw sequences without repetition. Here sequences may repeat, and test sequences may occur in training.
+With 20 elements of A5 that does not happen. With 8 elements of S3 there are only 6⁸ sequences, so 128,000 training
+sequences cover 7 % of them.
 
 Shapes: N sequences, T tokens, L tokens of a sequence with its answers, E elements of the group.
 """

@@ -178,7 +178,7 @@ def compared(model: TableModel, against: str) -> TableModel:
     label = spelled_as(label, labels)
     if key and label in labels:
         return _compare_with_label(model, key, label)
-    if not equals and (found := axis_of_label(against, (row.labels for row in model.rows), model.axes)) is not None:
+    if not equals and (found := axis_of_label(against, [row.labels for row in model.rows], model.axes)) is not None:
         return _compare_with_label(model, *found)
     if (row := named_row(model, against)) is not None:
         return _compare_with_row(model, row)

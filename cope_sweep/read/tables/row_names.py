@@ -35,27 +35,31 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
     if text in rows:
         return [text]
     normalised = _normalise(text)
-    varying = [key for key in axes if len({labels.get(key) for labels in rows.values()}) > 1]
+    varying = _varying(rows.values(), axes)
     if normalised:
         names = [name for name, labels in rows.items() if re.fullmatch(_pattern(labels, axes, varying), normalised)]
         if names:
             return names
-    axis, equals, label = text.partition("=")
-    found = (find_axis(axes, axis.strip()), label.strip()) if equals else axis_of_label(text, rows.values(), axes)
-    if found is None or found[0] is None:
+    axis, _, label = text.partition("=")
+    found = axis_of_label(text, list(rows.values()), axes)
+    key, label = found or (find_axis(axes, axis.strip()), label.strip())
+    if key is None:
         return []
-    key, label = found[0], composed(found[1])
+    label = composed(label)
     return [name for name, labels in rows.items() if key in labels and composed(labels[key]) == label]
 
 
-def axis_of_label(text: str, rows: Iterable[Labels], axes: Mapping[str, str]) -> tuple[str, str] | None:
-    """The axis that alone has this label, and the label as the table spells it; None: no axis has it, or several do."""
+def axis_of_label(text: str, rows: Sequence[Labels], axes: Mapping[str, str]) -> tuple[str, str] | None:
+    """The axis that alone has this label, of those on which rows differ, and the label as the table spells it.
+
+    None: no axis has it, or several do.
+    """
     normalised = _normalise(text)
     found = {
-        (key, label)
+        (key, labels[key])
+        for key in _varying(rows, axes)
         for labels in rows
-        for key, label in labels.items()
-        if key in axes and normalised and _normalise(label) == normalised
+        if key in labels and normalised and _normalise(labels[key]) == normalised
     }
     return found.pop() if len(found) == 1 else None
 
@@ -63,6 +67,12 @@ def axis_of_label(text: str, rows: Iterable[Labels], axes: Mapping[str, str]) ->
 def find_axis(axes: Mapping[str, str], name: str) -> str | None:
     """The key of an axis, given the key or its short name."""
     return next((key for key, short in axes.items() if name in (key, short)), None)
+
+
+def _varying(rows: Iterable[Labels], axes: Iterable[str]) -> list[str]:
+    """The axes on which rows differ."""
+    rows = list(rows)
+    return [key for key in axes if len({labels.get(key) for labels in rows}) > 1]
 
 
 def _pattern(labels: Labels, axes: Mapping[str, str], varying: Sequence[str]) -> str:

@@ -291,6 +291,13 @@ def test_a_label_of_one_axis_is_compared_with_at_each_value_of_the_others(two_ax
     assert of_label.answer == of_axis.answer
 
 
+def test_a_label_that_all_rows_have_names_no_row(store):
+    plan = plan_of(grid={"model.layers": [1], "model.position": {"CoPE": ["cope"], "None": []}})
+    assert find_rows(plan, "1") == []
+    with raises("unknown_row", row="1"):
+        _ = table(plan, store, compare="1").model
+
+
 def test_a_label_of_two_axes_names_no_row(store):
     plan = plan_of(grid={"model.layers": [1, 2], "model.heads": [1, 2]})
     assert find_rows(plan, "2") == []
