@@ -88,11 +88,24 @@ def _ends_of_change(name: str) -> tuple[str, str] | None:
 
 STEPS_UNTIL = "steps_until/"
 """The prefix of a metric that is computed from learning curves: the steps until another one is learned."""
+SHARE_LEARNED = "share_learned/"
+"""The prefix of a metric that is 100 % for a run that has learned another one, and 0 for others."""
+OF_LEARNED = "of_learned/"
+"""The prefix of a metric that only runs have that have learned the task."""
+
+
+def learning_parts(name: str) -> tuple[str, str]:
+    """The prefix of a metric that depends on whether a run has learned its task, and the metric that follows it.
+
+    The prefix is empty, and the metric the whole name, for metrics that runs report or that are computed from them.
+    """
+    prefix = next((each for each in (STEPS_UNTIL, SHARE_LEARNED, OF_LEARNED) if name.startswith(each)), "")
+    return prefix, name.removeprefix(prefix)
 
 
 def is_reported(name: str, reported: Collection[str]) -> bool:
     """Whether a metric, or all that it is computed from, are among those that a run reports."""
-    name = name.removeprefix(STEPS_UNTIL)
+    _, name = learning_parts(name)
     parts = metric_parts(name)
     return name in reported or bool(parts and all(part in reported for part in parts))
 

@@ -290,8 +290,10 @@ class Metric(Frozen):
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Or the "
         "mean over test sets, `validation_and_test/perplexity`: of perplexities, that of their logarithms. Or the "
         "change from one context to another, `test/perplexity@128..512`: of perplexities, their quotient. Or "
-        "`steps_until/METRIC`: the steps until METRIC, another column, is `learned`; all steps if it never is. Runs "
-        "without it, of another task for example, have an empty cell."
+        "`steps_until/METRIC`: the steps until METRIC, another column, is `learned`; all steps if it never is. Or "
+        "`share_learned/METRIC`: 100 % for a run that has learned METRIC, another column, and 0 for others. Or "
+        "`of_learned/METRIC`: METRIC of the runs that have learned the first column with `learned`. Runs without the "
+        "metric, of another task for example, have an empty cell."
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
     goal: Goal = Field(default="min", description="Whether lower or higher values are better.")

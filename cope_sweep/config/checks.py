@@ -14,7 +14,7 @@ from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
 from cope_sweep.figures import FigureSpec
-from cope_sweep.frozen import STEPS_UNTIL, is_reported, metric_parts
+from cope_sweep.frozen import OF_LEARNED, is_reported, learning_parts, metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -286,17 +286,20 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
 
 
 def _check_is_learned(loaded: LoadedAblation, index: int) -> None:
-    """Raises SpecError for steps until a metric is learned that does not say when it is."""
+    """Raises SpecError for a metric that depends on when another one is learned, if no column says when it is."""
     name = loaded.content.metrics[index].name
-    learned = name.removeprefix(STEPS_UNTIL)
-    if learned != name and all(each.name != learned or each.learned is None for each in loaded.content.metrics):
-        raise loaded.source.error(
-            ("metrics", index, "name"),
-            f"{name} counts the steps until {learned} is learned, so a column {learned} has to say when it is: "
-            "`learned: 1.0`",
-            "not_learned",
-            metric=learned,
-        )
+    prefix, metric = learning_parts(name)
+    limited = [each.name for each in loaded.content.metrics if each.learned is not None]
+    if not prefix or metric in limited or (prefix == OF_LEARNED and limited):
+        return
+    column = "a column" if prefix == OF_LEARNED else f"a column {metric}"
+    raise loaded.source.error(
+        ("metrics", index, "name"),
+        f"{name} depends on which runs have learned the task, so {column} has to say when it is learned: "
+        "`learned: 1.0`",
+        "not_learned",
+        metric=metric,
+    )
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:

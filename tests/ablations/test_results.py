@@ -62,10 +62,7 @@ def check(report, text):
     for row in model.rows:
         own = frame[frame["run_id"].isin([run.run_id for run, _ in row.runs]) & (frame["status"] == "finished")]
         for column in model.columns:
-            if column.name.startswith("steps_until/"):
-                values = _steps_until(report, own, column.name.removeprefix("steps_until/"))
-            else:
-                values = _values(own, column.name)
+            values = _values_of_column(report, own, column.name)
             summary, published = row.metrics[column.name].summary, row.metrics[column.name].published
             assert summary.n == len(values)
             if summary.n:
@@ -93,6 +90,20 @@ def check(report, text):
             else:
                 expected, tolerance = permutation_p(list(a.values()), list(b.values()), compared.difference.p)
             assert compared.difference.p == pytest.approx(expected, abs=tolerance), row.row
+
+
+def _values_of_column(report, runs, name):
+    """A column of the table, from the files of runs and of curves."""
+    prefix, _, metric = name.partition("/")
+    if prefix == "steps_until":
+        return _steps_until(report, runs, metric)
+    limits = [(each.name, each.learned) for each in report.plan.ablation.content.metrics if each.learned is not None]
+    if prefix == "share_learned":
+        return (_values(runs, metric) <= dict(limits)[metric]) * 100
+    if prefix == "of_learned":
+        name, limit = limits[0]
+        return _values(runs[_values(runs, name) <= limit], metric)
+    return _values(runs, name)
 
 
 def _values(runs, name):

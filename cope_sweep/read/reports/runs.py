@@ -17,7 +17,7 @@ import pandas as pd
 
 from cope_sweep.config import Plan
 from cope_sweep.errors import NotFinishedError
-from cope_sweep.frozen import STEPS_UNTIL, metric_parts
+from cope_sweep.frozen import learning_parts, metric_parts
 from cope_sweep.read.reports.heads import measured_heads
 from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.declared import plan_declarations
@@ -38,8 +38,8 @@ PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 def run_frame(plan: Plan, records: Mapping[str, RunRecord], *stores: Store) -> pd.DataFrame:
     """The frame of the file of runs, described in `store.results_file`. The stores have the records of the sweeps."""
     frame = plan_frame(plan, records, LABEL)
-    # Means and changes of metrics, and steps until one is learned, are computed by the file that wants them.
-    frame = frame.drop(columns=[name for name in frame if metric_parts(name) or str(name).startswith(STEPS_UNTIL)])
+    # Means and changes of metrics, and what depends on whether a task is learned, whoever wants them computes.
+    frame = frame.drop(columns=[name for name in frame if metric_parts(name) or learning_parts(str(name))[0]])
     ordered = [records[run.run_id] for row in plan.rows for run in row.runs]
     sweep_ids = {record.sweep_id for record in ordered if record.sweep_id}
     sweeps = {sweep_id: _sweep(stores, sweep_id) for sweep_id in sweep_ids}

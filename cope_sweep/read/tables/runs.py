@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import names_of
-from cope_sweep.frozen import STEPS_UNTIL, metric_value
+from cope_sweep.frozen import SHARE_LEARNED, STEPS_UNTIL, learning_parts, metric_value
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord, Store
 from cope_sweep.store.errors import DamagedError
@@ -72,28 +72,42 @@ def read_results(plan: Plan, store: Store) -> Results:
     """
     started = store.records(plan)
     records = {run.run_id: (started.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted() for run in plan.runs}
-    return Results(plan, with_steps_until(plan, records, store), store)
+    return Results(plan, with_learning(plan, records, store), store)
 
 
-def with_steps_until(plan: Plan, records: dict[str, RunRecord], store: Store) -> dict[str, RunRecord]:
-    """The records with the metrics that say after how many steps others were learned, if the table has any.
+def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> dict[str, RunRecord]:
+    """The records with the metrics of finished runs that depend on whether they have learned the task.
 
-    They are read from the learning curves of finished runs: the first evaluation at which the metric is learned. A run
-    that never gets there counts with all its steps. Raises StoreError.
+    Steps until a metric is learned are read from the learning curve: those of the first evaluation at which it is. A
+    run that never gets there counts with all its steps. Raises StoreError.
     """
     columns = {metric.name: metric for metric in plan.ablation.content.metrics}
-    wanted = {name: columns[name.removeprefix(STEPS_UNTIL)] for name in columns if name.startswith(STEPS_UNTIL)}
+    wanted = {name: learning_parts(name) for name in columns if learning_parts(name)[0]}
     if not wanted:
         return records
+    first = next(metric for metric in columns.values() if metric.learned is not None)
     for run in plan.runs:
         record = records[run.run_id]
         if record.status != "finished":
             continue
-        with suppress(DamagedError):  # without its curve, the run has no such value
-            curve = store.run(run.run_id).curve()
-            steps = {name: _first_learned(curve, metric, run.train.steps) for name, metric in wanted.items()}
-            records[run.run_id] = record.model_copy(update={"metrics": {**record.metrics, **steps}})
+        values: dict[str, float | None] = {}
+        for name, (prefix, of) in wanted.items():
+            if prefix == STEPS_UNTIL:
+                with suppress(DamagedError):  # without its curve, the run has no such value
+                    values[name] = _first_learned(store.run(run.run_id).curve(), columns[of], run.train.steps)
+            elif prefix == SHARE_LEARNED:
+                values[name] = _is_learned(record, columns[of])
+            elif _is_learned(record, first):
+                values[name] = record.value(of)
+        known = {name: value for name, value in values.items() if value is not None}
+        records[run.run_id] = record.model_copy(update={"metrics": {**record.metrics, **known}})
     return records
+
+
+def _is_learned(record: RunRecord, metric: Metric) -> float | None:
+    """100 % if a run has learned a metric, 0 if not; None if it has no value."""
+    value = record.value(metric.name)
+    return None if value is None else 100.0 * metric.is_learned(value)
 
 
 def _first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, steps: int) -> float:
