@@ -29,7 +29,9 @@ def test_steps_until_a_metric_is_learned_are_read_from_the_curve(store):
     finish_with(store, learns_and_forgets, [9.0, 2.0, 5.0, 1.0])
     finish_with(store, never, [9.0, 2.5, 2.1])
     results = read_results(PLAN, store)
-    (row,) = Table.of(results).model.rows
+    table = Table.of(results)
+    (row,) = table.model.rows
+    assert "Steps: a seed that never gets there counts with all its steps" in table.to_markdown()
     assert dict(row.metrics[STEPS].values) == {0: 2, 1: never.train.steps}
     assert STEPS not in run_frame(PLAN, results.records, store), "it is computed again by whoever reads the file"
 
@@ -54,7 +56,9 @@ def test_error_is_split_into_the_share_that_learned_and_the_error_of_those(store
     assert set(rope.metrics[SHARE].values.values()) == {0}
     assert not rope.metrics[OF_LEARNED].values
     assert cope.metrics[OF_LEARNED].summary.mean == 10.0
-    assert "(n=5)" in Table.of(results).to_markdown()
+    text = Table.of(results).to_markdown()
+    assert "(n=5)" in text
+    assert "(n=…): only n seeds have learned the task" in text
     # Of all choices of 6 of the 12 runs, these put all five that learned in one row: Fisher's exact test.
     assert model.difference(cope.metrics[SHARE], rope.metrics[SHARE]).p == pytest.approx(
         2 * math.comb(7, 1) / math.comb(12, 6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cope_sweep.frozen import OF_LEARNED, STEPS_UNTIL, learning_parts
 from cope_sweep.read.numbers import integer, percent_range
 from cope_sweep.read.tables.model import (
     PAPER,
@@ -175,8 +176,14 @@ def _note(model: TableModel) -> str:
     quantities = {column.quantity for column in model.columns if column.compared and column.unit == "%"}
     if len(quantities) == 1:
         sentences.append(f"Percentages: {quantities.pop()}")
-    if any(0 < cell.summary.n < row.seeds for row, _, cell in cells):
+    in_part = [column for row, column, cell in cells if 0 < cell.summary.n < row.seeds]
+    if any(learning_parts(column.name)[0] == OF_LEARNED for column in in_part):
+        sentences.append("(n=…): only n seeds have learned the task, or are finished")
+    elif in_part:
         sentences.append("(n=…): only n seeds are finished")
+    for column in model.columns:
+        if learning_parts(column.name)[0] == STEPS_UNTIL:
+            sentences.append(f"{column.label}: a seed that never gets there counts with all its steps")
     if model.stopped:
         were = "runs were" if model.stopped > 1 else "run was"
         sentences.append(f"{model.stopped} {were} stopped early and left out")
