@@ -53,6 +53,8 @@ COLOURS = "RdYlBu"
 class Heatmap(FigureKind):
     """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
 
+    Only columns that all rows have count in it.
+
     The first metric with `learned` says whether a seed has learned the task. Its cells show how many have, and are
     ranked by that share. Where most seeds of a row have not, its cells of other metrics are grey.
     """
@@ -141,8 +143,8 @@ def heatmap_frame(
     learned          the number of seeds that have learned the task; only in the column that says so
     grey             whether most of the row's seeds have not learned the task; not in the column that says so
     rank             among the means of the column, or its shares of seeds that have learned the task, from 1 (best);
-                     equal ones share the mean of their ranks
-    mean_rank        the mean of the row's ranks
+                     equal ones share the mean of their ranks; NaN in a column that some of the rows lack
+    mean_rank        the mean of the row's ranks; NaN if no column has all rows
     """
     import pandas as pd
 
@@ -175,6 +177,8 @@ def heatmap_frame(
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
+        if len(cells) < data["row"].nunique():
+            continue  # a mean of ranks compares rows by the same columns
         is_ascending = metric_title(plan, cells["metric"].iloc[0]).goal == "min"
         compared = pd.Series(with_ties(cells["mean"].tolist()), index=cells.index)
         if cells["metric"].iloc[0] == learning:
@@ -271,7 +275,8 @@ class HeatmapData(FigureData):
             axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
         for row, mean_rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
             y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
-            axes.text(rank, y, fixed(mean_rank, 1), ha="center", va="center", fontsize=FONT_SIZE)
+            text = MISSING if math.isnan(mean_rank) else fixed(mean_rank, 1)
+            axes.text(rank, y, text, ha="center", va="center", fontsize=FONT_SIZE)
         self._draw_cells(axes, rows, columns, lefts, cell)
         return drawing
 
@@ -349,6 +354,8 @@ class HeatmapData(FigureData):
                 parts.append(f"k/n ({name}): seeds that have learned the task, with {least} {text}.")
             if data["grey"].any():
                 parts.append("Grey: most seeds have not; these cells count in the mean rank, too.")
+        if data["rank"].isna().any():
+            parts.append("Mean rank: in the columns that all rows have.")
         return " ".join(parts)
 
 
