@@ -238,6 +238,10 @@ def claims():
     assert few.finding("With half as many positions").verdict == "opposite"
     at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
     assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
+    elsewhere = Means("output_gates.small")
+    with_gates = elsewhere.finding("Where more instructions")
+    assert with_gates.weakest.than.row == "RoPE · output gate · QK norm"
+    assert elsewhere.finding("On sequences of 4 times the trained length, FoX").verdict == "shown"
     young, walk = Means("tasks_2026.small"), Means("grid_navigation_1d.small")
     last, objects = "in_dist/last_error", "in_dist/object_error"
     return f"""\
@@ -256,7 +260,10 @@ of twice as many [{few[f"Selective copy · p_max full, {wrong}@2x"]}]({few.link}
 {many[f"Flip-Flop · Kerple, {sparse}"]}. Of RoPE's seeds {tuned_rope.seeds} learned the task, and err on {tuned_rope.mean} (exploratory); with the one recipe \
 {rope.seeds} did, and err on {rope.mean}. [At the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]} ({few_errors} of {paper.seeds} seeds at 0.01 % or less, one at \
 {worst_seed}), RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.p:.3f}, 5 seeds, two of them added \
-after a look at three; all learned the task); published are 4.9, 20.3 and 21.7 %.
+after a look at three; all learned the task); published are 4.9, 20.3 and 21.7 %. With [a gate on \
+attention's output and QK norm]({elsewhere.link}) RoPE errs on {elsewhere[f"RoPE · output gate · QK norm, {sparse}"]}, from which CoPE's \
+{elsewhere[f"CoPE · no gate · no norm, {sparse}"]} does not differ significantly (p = {with_gates.p:.2f}, {elsewhere.seeds} seeds), without them on \
+{elsewhere[f"RoPE · no gate · no norm, {sparse}"]}, and FoX on {elsewhere[f"FoX · no gate · no norm, {sparse}"]}.
 - [Flip-Flop, sequences 16 times as long]({many.link}), tuned alike: stick-breaking {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH \
 {many[f"Flip-Flop · PaTH, {far}"]}, CoPE with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE \
 {many[f"Flip-Flop · DAPE, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}, CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]} \
