@@ -131,6 +131,20 @@ def test_the_drawing_has_every_number_and_says_what_grey_is(figure):
     assert shown.count("fill: #d4d7db") == 1
 
 
+def test_the_name_of_a_group_that_is_wider_than_its_columns_has_several_lines(tmp_path, store):
+    (tmp_path / "grid.yaml").write_text(
+        TEXT.replace("model.dim: [8, 16]", "model.dim: {Copy of eight tokens from the outputs: 8, Wide: 16}")
+        .replace('"8": {', "Copy of eight tokens from the outputs: {")
+        .replace('"16": {', "Wide: {")
+    )
+    plan = expand(load_ablation(tmp_path / "grid.yaml"))
+    for row in plan.rows:
+        for run in row.runs:
+            finish(store, run, {COPIED: 0.0, DENSE: 1.0})
+    texts = svg_texts(draw_declared(read_results(plan, store), declared_figures(plan)[0]).render("svg"))
+    assert {"Copy of eight tokens", "from the outputs", "Wide"} <= set(texts)
+
+
 def test_without_a_declaration_columns_are_those_of_the_table(plan, results):
     question = GetFigure(name=plan.name, figure="heatmap", panels="dim", metric=(DENSE,))
     frame = draw_figure(results, question).frame

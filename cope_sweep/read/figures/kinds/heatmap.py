@@ -36,14 +36,14 @@ Groups = dict[str, dict[str, str]]
 """Group of columns → metric → title of its column."""
 
 POINT = 1 / 72
-CELL_HEIGHT, GROUP_GAP, LINE, RANK_WIDTH = 15 * POINT, 7 * POINT, 10 * POINT, 40 * POINT
-"""Inches. LINE is the height of a line in the title of a column."""
+CELL_HEIGHT, GROUP_GAP, LINE, GROUP_LINE, RANK_WIDTH = 15 * POINT, 7 * POINT, 10 * POINT, 11 * POINT, 40 * POINT
+"""Inches. LINE is the height of a line in the title of a column, GROUP_LINE of one in the name of a group."""
 ALL_CELLS, LEAST_CELL, GREATEST_CELL = 6.3, 0.5, 0.9
 """Inches: the width of all cells together, and the limits of the width of one cell."""
 FONT_SIZE = 8
 """Points. The sizes of texts are fixed, as those of cells are; a drawing of another size is scaled as a whole."""
-CHARACTER = 0.068
-"""Width of a character in the name of a row, in inches."""
+CHARACTER, BOLD_CHARACTER = 0.068, 0.08
+"""Width of a character in the name of a row, and of a group, in inches."""
 GREY, GREY_TEXT = "#d4d7db", "#4a4f55"
 COLOURS = "RdYlBu"
 """From the worst value (red) to the best (blue)."""
@@ -252,8 +252,16 @@ class HeatmapData(FigureData):
         title_lines = textwrap.wrap(canvas.shortened(title, 200), max(20, int(11 * width)))
         notes = [canvas.printable(text) for text in (self._note(), self.caption)]
         note_lines = [line for text in notes for line in textwrap.wrap(text, int(17 * width))]
-        has_group_names = any(self.names.values())
-        top = _points(0.2 + 0.2 * len(title_lines) + LINE * max(map(len, headings)) + 0.22 * has_group_names)
+        groups = list(zip([0, *breaks], [*breaks, len(columns)], strict=True))
+        group_lines = [
+            textwrap.wrap(
+                canvas.shortened(self.names[columns[start][0]], 80), int((end - start) * cell / BOLD_CHARACTER)
+            )
+            for start, end in groups
+        ]
+        heading_height = LINE * max(map(len, headings))
+        group_height = 0.22 + GROUP_LINE * (max(map(len, group_lines)) - 1) if any(group_lines) else 0.0
+        top = _points(0.2 + 0.2 * len(title_lines) + heading_height + group_height)
         height = top + CELL_HEIGHT * len(rows) + _points(0.2 + 0.16 * len(note_lines))
 
         drawing = Drawing(figsize=(width, height))
@@ -269,10 +277,11 @@ class HeatmapData(FigureData):
         for x, lines in zip(middles, [*headings, ["mean", "rank"]], strict=True):
             for above, text in enumerate(reversed(lines)):  # one text per line, so that baselines agree
                 axes.text(x, -0.06 - LINE * above, text, ha="center", va="baseline", fontsize=7.5)
-        for start, end in zip([0, *breaks], [*breaks, len(columns)], strict=True):
-            text = canvas.shortened(self.names[columns[start][0]], max(8, int((end - start) * cell / CHARACTER)))
-            middle, y = (lefts[start] + lefts[end - 1] + cell) / 2, -0.14 - LINE * max(map(len, headings))
-            axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
+        for (start, end), lines in zip(groups, group_lines, strict=True):
+            middle = (lefts[start] + lefts[end - 1] + cell) / 2
+            for above, text in enumerate(reversed(lines)):
+                y = -0.14 - heading_height - GROUP_LINE * above
+                axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
         for row, mean_rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
             y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
             text = MISSING if math.isnan(mean_rank) else fixed(mean_rank, 1)
