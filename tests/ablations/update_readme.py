@@ -144,13 +144,19 @@ class Means:
         found = self.frame.loc[[row for row in self.frame.index if row.startswith(rows)], metric]
         return percentage(found.drop([rows + each for each in but]).min())
 
+    @functools.cached_property
+    def findings(self):
+        """What the report says about the claims about its rows, in their order."""
+        return claim_findings(self.report.plan, table_of(self.report).model)
+
+    @property
+    def first_finding(self):
+        """What the report says about its first claim."""
+        return self.findings[0]
+
     def finding(self, start):
         """What the report says about the claim whose text starts like this."""
-        (found,) = (
-            each
-            for each in claim_findings(self.report.plan, table_of(self.report).model)
-            if each.claim.startswith(start)
-        )
+        (found,) = (each for each in self.findings if each.claim.startswith(start))
         return found
 
     def check_verdicts(self, **verdicts):
@@ -161,94 +167,20 @@ class Means:
             assert found[row].verdict == verdict, (self.link, row)
 
 
-def claims():
-    """What the results say, a line for each claim."""
-    copy, flip, paper, count, many = map(
-        Means, ("selective_copy.small", "flip_flop.small", "flip_flop", "counting_ood.small", "encodings.small")
-    )
+def copying():
+    """Copying with other shares of blanks."""
+    copy, many, few = map(Means, ("selective_copy.small", "encodings.small", "few_positions.small"))
+    sparse, wrong = "sparse/token_error", "in_dist/token_error"
     copy.check_verdicts(RoPE="worse", Absolute="worse")
-    flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
-    out_of_distribution = claim_findings(flip.report.plan, table_of(flip.report).model)[0]
-    assert out_of_distribution.measure == "OOD (%)"
-    assert out_of_distribution.verdict == "shown"
-    more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
-    assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
-    longer = "longer/token_error"
-    names, text, much_text = map(Means, ("counting.several_variables", "wikitext.small", "wikitext.long"))
-    for report, verdict in ((names, "shown"), (text, "shown"), (much_text, "shown")):
-        assert claim_findings(report.report.plan, table_of(report.report).model)[0].verdict == verdict, report.link
-    text_relative, text_beside = (claim_findings(text.report.plan, table_of(text.report).model)[n] for n in (1, 2))
-    assert (text_relative.verdict, text_beside.verdict) == ("not shown", "shown")
-    relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
-    assert relative.verdict == beside.verdict == "not shown"
-    lengths, sentences = Means("flip_flop_lengths.small"), Means("last_sentence.constant_rate")
-    fewer_positions = claim_findings(lengths.report.plan, table_of(lengths.report).model)[2]
-    assert (fewer_positions.measure, fewer_positions.verdict) == ("16 × (%)", "shown")
-    alone, beside_rope = (claim_findings(sentences.report.plan, table_of(sentences.report).model)[n] for n in (0, 2))
-    for found in (alone, beside_rope):
-        assert (found.measure, found.verdict) == ("OOD longer (%)", "shown")
-    perplexity = "validation_and_test/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
-    sparse, wrong = "sparse/token_error", "in_dist/token_error"
     solving = ["CoPE", "CoPE, 16 positions", "CoPE + short convolution", "CoPE + RoPE", "Selective RoPE"]
     others = many.least(sparse, "Selective copy · ", but=solving)
     dense = many.least("dense/token_error", "Selective copy · ", but=solving)
-    far = f"{wrong}@16x"
-    by_length = Means("encodings_counting.one_machine")
-    for measure, outcomes in {"More passes (%)": {""}, "Fewer passes (%)": {"opposite"}, "1 × (%)": {""}}.items():
-        pairs = [pair for found in findings_of(by_length.report) for pair in found.pairs if found.measure == measure]
-        assert {pair.outcome for pair in pairs if (pair.better.short, pair.than.short) == ("CoPE", "RoPE")} == outcomes
-    of_cope = by_length.report.frame[by_length.report.frame["row"] == "Counting · CoPE"]
-    (counting_row,) = (row for row in table_of(by_length.report).model.rows if row.row == "Counting · CoPE")
-    learned_counting = of_cope[~of_cope["seed"].isin(counting_row.metrics[wrong].stuck)]
-    others_of_length = {
-        metric: by_length.least(metric, "Counting · ", but=["CoPE", "CoPE, 16 positions", "FoX"])
-        for metric in (f"{wrong}@8x", longer)
-    }
     other_shares, more_blanks = (many.finding(f"Of sequences with {n} blanks") for n in ("fewer", "more"))
     assert other_shares.verdict == more_blanks.verdict == "shown"
     assert f"{other_shares.p:.3f}" == f"{more_blanks.p:.3f}" == "0.005"
-    far_apart = many.finding("In Flip-Flop of 16 times the trained length")
-    assert (far_apart.measure, far_apart.verdict) == ("16 × (%)", "shown")
-    tuned_flip = many.finding(
-        "Where more instructions are ignored than in training, CoPE makes fewer errors than absolute"
-    )
-    assert (tuned_flip.measure, tuned_flip.verdict) == ("Sparse (%)", "not shown")
-    few = Means("few_positions.small")
-    assert few.finding("On 8 times the trained length, 16 positions").verdict == "shown in part"  # not in MQAR
-    assert (
-        few.finding("On 8 times the trained length, a table that is cut to 16 positions after training makes").verdict
-        == "shown in part"
-    )
-    assert few.finding("On the trained length, the cut").verdict == "shown"
-    eight = f"{wrong}@8x"
-    tuned_rope, sixteen = many.learned("Flip-Flop · RoPE", sparse), many.learned("Flip-Flop · CoPE, 16 positions", far)
-    rope = flip.learned("RoPE", sparse)
-    place = many.place("Flip-Flop · CoPE", "Flip-Flop · ", far)
-    for row in ("CoPE", "CoPE, 16 positions"):
-        assert lengths.learned(row, far).seeds == "6 of 6"
-    for row in ("CoPE", "RoPE", "Absolute"):
-        assert paper.learned(row, sparse).seeds == "5 of 5"
-    of_seeds = paper.report.frame.loc[paper.report.frame["row"] == "CoPE", sparse]
-    few_errors, worst_seed = (of_seeds <= 0.01).sum(), percentage(of_seeds.max())
-    assert few_errors == len(of_seeds) - 1
-    first_sentences, long_text = Means("last_sentence.small"), Means("long_contexts.small")
-    assert first_sentences.finding("With longer sentences").verdict == "not shown"
-    assert long_text.finding("CoPE predicts text better than relative").verdict == "shown"
-    assert few.finding("With half as many positions").verdict == "opposite"
-    at_paper_size = claim_findings(paper.report.plan, table_of(paper.report).model)[0]
-    assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
-    five = Means("counting.five_variables")
-    assert claim_findings(five.report.plan, table_of(five.report).model)[0].verdict == "shown"
-    five_learned = five.learned("CoPE · 5", wrong)
-    elsewhere = Means("output_gates.small")
-    with_gates = elsewhere.finding("Where more instructions")
-    assert with_gates.weakest.than.row == "RoPE · output gate · QK norm"
-    assert elsewhere.finding("On sequences of 4 times the trained length, FoX").verdict == "shown"
-    young, walk = Means("tasks_2026.small"), Means("grid_navigation_1d.small")
-    last, objects = "in_dist/last_error", "in_dist/object_error"
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
 RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [24 encodings, tuned alike]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
@@ -258,6 +190,32 @@ RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [24
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds). CoPE does not copy more tokens than in training: \
 of twice as many [{few[f"Selective copy · p_max full, {wrong}@2x"]}]({few.link}) are wrong.
+"""
+
+
+def flip_flop():
+    """Flip-Flop with more instructions to ignore."""
+    flip, paper, many, elsewhere = map(Means, ("flip_flop.small", "flip_flop", "encodings.small", "output_gates.small"))
+    sparse = "sparse/token_error"
+    flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
+    out_of_distribution = flip.first_finding
+    assert (out_of_distribution.measure, out_of_distribution.verdict) == ("OOD (%)", "shown")
+    tuned_flip = many.finding(
+        "Where more instructions are ignored than in training, CoPE makes fewer errors than absolute"
+    )
+    assert (tuned_flip.measure, tuned_flip.verdict) == ("Sparse (%)", "not shown")
+    tuned_rope, rope = many.learned("Flip-Flop · RoPE", sparse), flip.learned("RoPE", sparse)
+    for row in ("CoPE", "RoPE", "Absolute"):
+        assert paper.learned(row, sparse).seeds == "5 of 5"
+    of_seeds = paper.report.frame.loc[paper.report.frame["row"] == "CoPE", sparse]
+    few_errors, worst_seed = (of_seeds <= 0.01).sum(), percentage(of_seeds.max())
+    assert few_errors == len(of_seeds) - 1
+    at_paper_size = paper.first_finding
+    assert (at_paper_size.measure, at_paper_size.verdict) == ("OOD (%)", "shown")
+    with_gates = elsewhere.finding("Where more instructions")
+    assert with_gates.weakest.than.row == "RoPE · output gate · QK norm"
+    assert elsewhere.finding("On sequences of 4 times the trained length, FoX").verdict == "shown"
+    return f"""\
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}), one recipe: CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]} \
 (p = {out_of_distribution.p:.1g}, {flip.seeds} seeds). [Tuned alike]({many.link}), the same is **not shown**: CoPE \
@@ -269,37 +227,130 @@ after a look at three; all learned the task); published are 4.9, 20.3 and 21.7 %
 attention's output and QK norm]({elsewhere.link}) RoPE errs on {elsewhere[f"RoPE · output gate · QK norm, {sparse}"]}, from which CoPE's \
 {elsewhere[f"CoPE · no gate · no norm, {sparse}"]} does not differ significantly (p = {with_gates.p:.2f}, {elsewhere.seeds} seeds), without them on \
 {elsewhere[f"RoPE · no gate · no norm, {sparse}"]}, and FoX on {elsewhere[f"FoX · no gate · no norm, {sparse}"]}.
+"""
+
+
+def longer_flip_flop():
+    """Flip-Flop of 16 times the length."""
+    many, lengths, far = Means("encodings.small"), Means("flip_flop_lengths.small"), "in_dist/token_error@16x"
+    fewer_positions = lengths.finding("On 16 times the trained length, CoPE with 16 positions")
+    assert (fewer_positions.measure, fewer_positions.verdict) == ("16 × (%)", "shown")
+    far_apart = many.finding("In Flip-Flop of 16 times the trained length")
+    assert (far_apart.measure, far_apart.verdict) == ("16 × (%)", "shown")
+    sixteen = many.learned("Flip-Flop · CoPE, 16 positions", far)
+    place = many.place("Flip-Flop · CoPE", "Flip-Flop · ", far)
+    for row in ("CoPE", "CoPE, 16 positions"):
+        assert lengths.learned(row, far).seeds == "6 of 6"
+    return f"""\
 - [Flip-Flop, sequences 16 times as long]({many.link}), tuned alike: stick-breaking {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH \
 {many[f"Flip-Flop · PaTH, {far}"]}, CoPE with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE \
 {many[f"Flip-Flop · DAPE, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}, CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]} \
 ({sixteen.mean} in the {sixteen.seeds} seeds that learned the task); CoPE with a position for every token is the {place}th of 24, with \
 {many[f"Flip-Flop · CoPE, {far}"]} (against 16 positions p = {far_apart.p:.3f}). With [one recipe]({lengths.link}), with which all seeds of both learn \
 it, {lengths[f"CoPE, 16 positions, {far}"]} and {lengths[f"CoPE, {far}"]} (p = {fewer_positions.p:.3f}, 6 seeds).
+"""
+
+
+def few_positions():
+    """Why few positions generalise."""
+    few, eight = Means("few_positions.small"), "in_dist/token_error@8x"
+    assert few.finding("On 8 times the trained length, 16 positions").verdict == "shown in part"  # not in MQAR
+    cut = few.finding("On 8 times the trained length, a table that is cut to 16 positions after training makes")
+    assert cut.verdict == "shown in part"
+    assert few.finding("On the trained length, the cut").verdict == "shown"
+    assert few.finding("With half as many positions").verdict == "opposite"
+    return f"""\
 - [Why few positions generalise]({few.link}), 8 times as long, 10 seeds: in Flip-Flop errors jump where training's positions end, at about \
 {few.count("Flip-Flop · p_max full")}: {few[f"Flip-Flop · p_max 32, {eight}"]} with 32 positions, {few[f"Flip-Flop · p_max 64, {eight}"]} with 64; the full table, \
 cut to 16 after training, {few[f"Flip-Flop · p_max full, cut16/{eight}"]}. In counting they grow before: {few[f"Counting · p_max 8, {eight}"]} with 8, \
 {few[f"Counting · p_max 16, {eight}"]} with 16, {few[f"Counting · p_max 32, {eight}"]} with 32. MQAR's sequences are too short to test it.
+"""
+
+
+def counting():
+    """Counting with more passes, and with more variables."""
+    count, names, five = map(Means, ("counting_ood.small", "counting.several_variables", "counting.five_variables"))
+    longer, wrong = "longer/token_error", "in_dist/token_error"
+    more_passes = count.first_finding
+    assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
+    assert names.first_finding.verdict == five.first_finding.verdict == "shown"
+    five_learned = five.learned("CoPE · 5", wrong)
+    return f"""\
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
 {count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, the best reading of relative {count[f"Relative, not divided · 1, {longer}"]}; CoPE is better \
 than absolute and relative positions (p = {more_passes.p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
 {names[f"CoPE · 3, {wrong}"]}, absolute {names[f"Absolute · 3, {wrong}"]}, RoPE {names[f"RoPE · 3, {wrong}"]}, the best reading of relative \
 {names[f"Relative, not divided · 3, {wrong}"]}; [with 5]({five.link}) {five[f"CoPE · 5, {wrong}"]} ({five_learned.mean} in the {five_learned.seeds} seeds that learned it), \
 {five[f"Absolute · 5, {wrong}"]}, {five[f"RoPE · 5, {wrong}"]}, {five[f"Relative, not divided · 5, {wrong}"]}; an operation is one token there, so that no name has to be bound.
+"""
+
+
+def longer_counting():
+    """Counting on longer sequences, 14 encodings."""
+    by_length = Means("encodings_counting.one_machine")
+    longer, wrong = "longer/token_error", "in_dist/token_error"
+    for measure, outcomes in {"More passes (%)": {""}, "Fewer passes (%)": {"opposite"}, "1 × (%)": {""}}.items():
+        pairs = [pair for found in findings_of(by_length.report) for pair in found.pairs if found.measure == measure]
+        assert {pair.outcome for pair in pairs if (pair.better.short, pair.than.short) == ("CoPE", "RoPE")} == outcomes
+    of_cope = by_length.report.frame[by_length.report.frame["row"] == "Counting · CoPE"]
+    (counting_row,) = (row for row in table_of(by_length.report).model.rows if row.row == "Counting · CoPE")
+    learned_counting = of_cope[~of_cope["seed"].isin(counting_row.metrics[wrong].stuck)]
+    others_of_length = {
+        metric: by_length.least(metric, "Counting · ", but=["CoPE", "CoPE, 16 positions", "FoX"])
+        for metric in (f"{wrong}@8x", longer)
+    }
+    return f"""\
 - [Counting, 14 encodings]({by_length.link}), sequences 8 times as long: FoX {by_length[f"Counting · FoX, {wrong}@8x"]}, CoPE with 16 positions \
 {by_length[f"Counting · CoPE, 16 positions, {wrong}@8x"]}, with a position for every token {by_length[f"Counting · CoPE, {wrong}@8x"]}, others at \
 least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
 {by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (10 fresh seeds on one machine). \
 {len(of_cope) - len(learned_counting)} of CoPE's {len(of_cope)} seeds did not learn the task (the others err on {percentage(learned_counting[longer].mean())} with more passes), so \
 what [7 seeds on two kinds of machine]({Means("encodings_counting").link}) showed is **not shown**; with fewer passes RoPE is better.
+"""
+
+
+def last_sentence():
+    """Counting a word in the last sentence."""
+    sentences, first_sentences = Means("last_sentence.constant_rate"), Means("last_sentence.small")
+    longer = "longer/token_error"
+    alone, beside_rope = (sentences.findings[n] for n in (0, 2))
+    for found in (alone, beside_rope):
+        assert (found.measure, found.verdict) == ("OOD longer (%)", "shown")
+    assert first_sentences.finding("With longer sentences").verdict == "not shown"
+    return f"""\
 - [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE \
 {sentences[f"CoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]}, relative {sentences[f"Relative, {longer}"]}, absolute \
 {sentences[f"Absolute, {longer}"]} (p = {alone.p:.3f}, 8 seeds); CoPE beside RoPE {sentences[f"CoPE + RoPE, {longer}"]} (p = {beside_rope.p:.3f}). \
 It is a second recipe: with [the first]({first_sentences.link}) CoPE had {first_sentences[f"CoPE, {longer}"]}, RoPE {first_sentences[f"RoPE, {longer}"]}.
+"""
+
+
+def python():
+    """Language models of Python."""
+    text, much_text, long_text = map(Means, ("wikitext.small", "wikitext.long", "long_contexts.small"))
+    perplexity = "validation_and_test/perplexity"
+    assert [found.verdict for found in text.findings[:3]] == ["shown", "not shown", "shown"]
+    assert [found.verdict for found in much_text.findings[:3]] == ["shown", "not shown", "not shown"]
+    assert long_text.finding("CoPE predicts text better than relative").verdict == "shown"
+    return f"""\
 - [Python]({text.link}) (its standard library, 8 seeds in pairs): CoPE is better than absolute positions and, in contexts of [512 tokens]({long_text.link}), than relative \
 ones (perplexity {long_text.value(f"CoPE, {perplexity}")} and {long_text.value(f"Relative, {perplexity}")}); in contexts of 128 it does not differ significantly from \
 them, and with them it is a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
 {much_text.value(f"Relative, {perplexity}")}.
+"""
+
+
+def tasks_of_2026():
+    """Tasks of 2026."""
+    young, walk = Means("tasks_2026.small"), Means("grid_navigation_1d.small")
+    last, objects, wrong, longer = (
+        "in_dist/last_error",
+        "in_dist/object_error",
+        "in_dist/token_error",
+        "longer/token_error",
+    )
+    return f"""\
 - [Tasks of 2026]({young.link}), one recipe, {young.seeds} seeds. The last of 8 products that do not commute, one layer: MapFormer-WM {young[f"Products in S3 · MapFormer-WM, {last}"]} \
 wrong, Selective RoPE {young[f"Products in S3 · Selective RoPE, {last}"]}, PaTH {young[f"Products in S3 · PaTH, {last}"]} (seeds differ widely), CoPE {young[f"Products in S3 · CoPE, {last}"]}, none \
 {young[f"Products in S3 · None, {last}"]}. Values that were updated: PaTH {young[f"Updates · PaTH, {wrong}"]}, MapFormer-WM {young[f"Updates · MapFormer-WM, {wrong}"]}, CoPE \
@@ -308,6 +359,24 @@ MapFormer-WM {young[f"Brackets · MapFormer-WM, {longer}"]}, CoPE {young[f"Brack
 [Objects of a walk]({walk.link}), {walk.seeds} seeds: MapFormer-WM {walk[f"MapFormer-WM, rank 1, {objects}"]} wrong, CoPE {walk[f"CoPE, {objects}"]}, RoPE {walk[f"RoPE, {objects}"]} (few seeds do \
 better than a rule without a map).
 """
+
+
+CLAIMS = (
+    copying,
+    flip_flop,
+    longer_flip_flop,
+    few_positions,
+    counting,
+    longer_counting,
+    last_sentence,
+    python,
+    tasks_of_2026,
+)
+
+
+def claims():
+    """What the results say, a line for each claim."""
+    return "".join(claim() for claim in CLAIMS)
 
 
 def encodings():
