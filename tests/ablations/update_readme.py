@@ -175,20 +175,32 @@ def copying():
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
-    solving = ["CoPE", "CoPE, 16 positions", "CoPE + short convolution", "CoPE + RoPE", "Selective RoPE"]
+    solving = [
+        "CoPE",
+        "CoPE, 16 positions",
+        "CoPE + short convolution",
+        "CoPE + RoPE",
+        "Selective RoPE",
+        "MapFormer-WM",
+        "MapFormer-EM",
+        "CARoPE",
+    ]
     others = many.least(sparse, "Selective copy · ", but=solving)
     dense = many.least("dense/token_error", "Selective copy · ", but=solving)
+    mapformer_wm, mapformer_em = (many.learned(f"Selective copy · MapFormer-{kind}", sparse) for kind in ("WM", "EM"))
     other_shares, more_blanks = (many.finding(f"Of sequences with {n} blanks") for n in ("fewer", "more"))
     assert other_shares.verdict == more_blanks.verdict == "shown"
     assert f"{other_shares.p:.3f}" == f"{more_blanks.p:.3f}" == "0.005"
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
-RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [24 encodings, tuned alike]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
+RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [34 encodings, tuned alike]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
 {many["Selective copy · CoPE + short convolution, dense/token_error"]} and \
 {many[f"Selective copy · CoPE + short convolution, {sparse}"]}, CoPE + RoPE \
 {many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
-all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds). CoPE does not copy more tokens than in training: \
+CARoPE {many["Selective copy · CARoPE, dense/token_error"]} and {many[f"Selective copy · CARoPE, {sparse}"]}, MapFormer-WM and -EM \
+{mapformer_wm.mean} and {mapformer_em.mean} with more blanks in the {mapformer_wm.seeds} and {mapformer_em.seeds} seeds that learned to copy \
+({many[f"Selective copy · MapFormer-WM, {sparse}"]} and {many[f"Selective copy · MapFormer-EM, {sparse}"]} in all), all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds). CoPE does not copy more tokens than in training: \
 of twice as many [{few[f"Selective copy · p_max full, {wrong}@2x"]}]({few.link}) are wrong.
 """
 
@@ -243,9 +255,9 @@ def longer_flip_flop():
         assert lengths.learned(row, far).seeds == "6 of 6"
     return f"""\
 - [Flip-Flop, sequences 16 times as long]({many.link}), tuned alike: stick-breaking {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH \
-{many[f"Flip-Flop · PaTH, {far}"]}, CoPE with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE \
+{many[f"Flip-Flop · PaTH, {far}"]}, PaTH-FoX {many[f"Flip-Flop · PaTH-FoX, {far}"]}, Wall {many[f"Flip-Flop · Wall, {far}"]}, CoPE with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE \
 {many[f"Flip-Flop · DAPE, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}, CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]} \
-({sixteen.mean} in the {sixteen.seeds} seeds that learned the task); CoPE with a position for every token is the {place}th of 24, with \
+({sixteen.mean} in the {sixteen.seeds} seeds that learned the task); CoPE with a position for every token is the {place}th of 34, with \
 {many[f"Flip-Flop · CoPE, {far}"]} (against 16 positions p = {far_apart.p:.3f}). With [one recipe]({lengths.link}), with which all seeds of both learn \
 it, {lengths[f"CoPE, 16 positions, {far}"]} and {lengths[f"CoPE, {far}"]} (p = {fewer_positions.p:.3f}, 6 seeds).
 """
