@@ -231,6 +231,22 @@ def test_cope_mlp_in_a_window(sizes, poisoned_memory):
 
 
 @pytest.mark.parametrize("encodings", [[Window(size=10)], [Window(size=10), CoPE(p_max=4)]], ids=ids)
+def test_gradients_of_keys_outside_the_window_are_0(encodings):
+    """Not subnormal numbers, with which products of matrices take many times as long."""
+    q, k, v = (torch.randn(1, 1, 60, 16, requires_grad=True) for _ in range(3))
+    positions = [
+        LayerEncoding(each, {name: torch.ones(p.shape) for name, p in each.parameters(Dims(16, 1, 1, 60)).items()})
+        for each in encodings
+    ]
+    attended = attend(Inputs(q, k, v, q, k, [None] * len(encodings)), positions, implementation="native")
+    (attended[:, :, 40] * 1e-3).sum().backward()
+    for x in (k, v):
+        assert (x.grad[:, :, 31:41] != 0).all()
+        assert (x.grad[:, :, :31] == 0).all()
+        assert (x.grad[:, :, 41:] == 0).all()
+
+
+@pytest.mark.parametrize("encodings", [[Window(size=10)], [Window(size=10), CoPE(p_max=4)]], ids=ids)
 def test_tiles_before_the_window_are_not_visited(encodings):
     """A key that is not a number, 3 tiles before the query."""
     q, k, v = (torch.randn(1, 1, 300, 16) for _ in range(3))
