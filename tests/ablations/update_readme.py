@@ -200,7 +200,7 @@ RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds). [34
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 CARoPE {many["Selective copy · CARoPE, dense/token_error"]} and {many[f"Selective copy · CARoPE, {sparse}"]}, MapFormer-WM and -EM \
 {mapformer_wm.mean} and {mapformer_em.mean} with more blanks in the {mapformer_wm.seeds} and {mapformer_em.seeds} seeds that learned to copy \
-({many[f"Selective copy · MapFormer-WM, {sparse}"]} and {many[f"Selective copy · MapFormer-EM, {sparse}"]} in all), all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds). CoPE does not copy more tokens than in training: \
+({many[f"Selective copy · MapFormer-WM, {sparse}"]} and {many[f"Selective copy · MapFormer-EM, {sparse}"]} in all), all others at least {dense} and {others} (against encodings of the distance p = 0.005, 7 seeds; ten of the rows from CPUs, 24 from an H100). CoPE does not copy more tokens than in training: \
 of twice as many [{few[f"Selective copy · p_max full, {wrong}@2x"]}]({few.link}) are wrong.
 """
 

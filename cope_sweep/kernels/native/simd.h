@@ -121,7 +121,7 @@ static inline vf suffix_sums(vf x) {
 }
 
 // e^x within 2 units in the last place, for x < 88. Smaller x than −87 give 0, as masked keys have: e^−87 would make their
-// gradients subnormal, with which products of matrices take ten times as long. NaN gives NaN.
+// gradients subnormal, with which products of matrices take many times as long. NaN gives NaN.
 static inline vf vexp(vf x) {
     const float magic = 12582912.0f;  // 1.5·2²³: adding it leaves the rounded integer in the lowest bits
     const vi is_zero = x < -87.0f;

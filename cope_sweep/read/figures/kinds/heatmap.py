@@ -255,7 +255,9 @@ class HeatmapData(FigureData):
         groups = list(zip([0, *breaks], [*breaks, len(columns)], strict=True))
         group_lines = [
             textwrap.wrap(
-                canvas.shortened(self.names[columns[start][0]], 80), int((end - start) * cell / BOLD_CHARACTER)
+                canvas.shortened(self.names[columns[start][0]], 80),
+                max(8, int((end - start) * cell / BOLD_CHARACTER)),
+                break_long_words=False,
             )
             for start, end in groups
         ]
