@@ -21,6 +21,7 @@ FOR_A_GPU = (
     *("encodings_counting", "encodings_counting_tuning"),
     *(
         "gain_over_training",
+        "learn_or_generalise",
         "learn_or_generalise_tuning",
         "short_convolutions_tuning",
         "encodings_2026",
