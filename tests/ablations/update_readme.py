@@ -272,10 +272,11 @@ def few_positions():
     assert few.finding("On the trained length, the cut").verdict == "shown"
     assert few.finding("With half as many positions").verdict == "opposite"
     return f"""\
-- [Why few positions generalise]({few.link}), 8 times as long, 10 seeds: in Flip-Flop errors jump where training's positions end, at about \
+- [Why few positions generalise]({few.link}), 8 times as long, 10 seeds: in Flip-Flop errors rise beyond the positions that training reaches, about \
 {few.count("Flip-Flop · p_max full")}: {few[f"Flip-Flop · p_max 32, {eight}"]} with 32 positions, {few[f"Flip-Flop · p_max 64, {eight}"]} with 64; the full table, \
 cut to 16 after training, {few[f"Flip-Flop · p_max full, cut16/{eight}"]}. In counting they grow before: {few[f"Counting · p_max 8, {eight}"]} with 8, \
-{few[f"Counting · p_max 16, {eight}"]} with 16, {few[f"Counting · p_max 32, {eight}"]} with 32. MQAR's sequences are too short to test it.
+{few[f"Counting · p_max 16, {eight}"]} with 16, {few[f"Counting · p_max 32, {eight}"]} with 32. In MQAR, where training reaches 4, tables of 4 and of 9 positions err \
+alike: {few[f"MQAR · p_max 4, {eight}"]} and {few[f"MQAR · p_max full, {eight}"]}.
 """
 
 
@@ -286,6 +287,7 @@ def counting():
     more_passes = count.first_finding
     assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
     assert names.first_finding.verdict == five.first_finding.verdict == "shown"
+    assert "No significant difference from CoPE: RoPE; Relative, not divided;" in table_of(five.report).model.answer
     five_learned = five.learned("CoPE · 5", wrong)
     return f"""\
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
@@ -293,7 +295,8 @@ def counting():
 than absolute and relative positions (p = {more_passes.p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
 {names[f"CoPE · 3, {wrong}"]}, absolute {names[f"Absolute · 3, {wrong}"]}, RoPE {names[f"RoPE · 3, {wrong}"]}, the best reading of relative \
 {names[f"Relative, not divided · 3, {wrong}"]}; [with 5]({five.link}) {five[f"CoPE · 5, {wrong}"]} ({five_learned.mean} in the {five_learned.seeds} seeds that learned it), \
-{five[f"Absolute · 5, {wrong}"]}, {five[f"RoPE · 5, {wrong}"]}, {five[f"Relative, not divided · 5, {wrong}"]}; an operation is one token there, so that no name has to be bound.
+{five[f"Absolute · 5, {wrong}"]}, {five[f"RoPE · 5, {wrong}"]}, {five[f"Relative, not divided · 5, {wrong}"]}; of the three, only absolute positions are \
+significantly worse. An operation is one token there, so that no name has to be bound.
 """
 
 
@@ -317,7 +320,7 @@ def longer_counting():
 least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
 {by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (10 fresh seeds on one machine). \
 {len(of_cope) - len(learned_counting)} of CoPE's {len(of_cope)} seeds did not learn the task (the others err on {percentage(learned_counting[longer].mean())} with more passes), so \
-what [7 seeds on two kinds of machine]({Means("encodings_counting").link}) showed is **not shown**; with fewer passes RoPE is better.
+that CoPE is better with more passes, as [7 seeds on two kinds of machine]({Means("encodings_counting").link}) had it, is **not shown**; with fewer passes RoPE is better.
 """
 
 
@@ -347,7 +350,7 @@ def python():
     return f"""\
 - [Python]({text.link}) (its standard library, 8 seeds in pairs): CoPE is better than absolute positions and, in contexts of [512 tokens]({long_text.link}), than relative \
 ones (perplexity {long_text.value(f"CoPE, {perplexity}")} and {long_text.value(f"Relative, {perplexity}")}); in contexts of 128 it does not differ significantly from \
-them, and with them it is a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
+them, and with them it is a little better. After [ten times as many steps]({much_text.link}), in contexts of 128, only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
 {much_text.value(f"Relative, {perplexity}")}.
 """
@@ -356,9 +359,10 @@ them, and with them it is a little better. [Ten times as long]({much_text.link})
 def tasks_of_2026():
     """Tasks of 2026."""
     young, walk = Means("tasks_2026.small"), Means("grid_navigation_1d.small")
-    last, objects, wrong, longer = (
+    last, objects, unmapped, wrong, longer = (
         "in_dist/last_error",
         "in_dist/object_error",
+        "in_dist/map_error",
         "in_dist/token_error",
         "longer/token_error",
     )
@@ -369,7 +373,7 @@ wrong, Selective RoPE {young[f"Products in S3 · Selective RoPE, {last}"]}, PaTH
 {young[f"Updates · CoPE, {wrong}"]}, FoX and RoPE {young[f"Updates · RoPE, {wrong}"]}. Brackets of longer sequences: stick-breaking {young[f"Brackets · Stick-breaking, {longer}"]}, \
 MapFormer-WM {young[f"Brackets · MapFormer-WM, {longer}"]}, CoPE {young[f"Brackets · CoPE, {longer}"]}, RoPE {young[f"Brackets · RoPE, {longer}"]}. \
 [Objects of a walk]({walk.link}), {walk.seeds} seeds: MapFormer-WM {walk[f"MapFormer-WM, rank 1, {objects}"]} wrong, CoPE {walk[f"CoPE, {objects}"]}, RoPE {walk[f"RoPE, {objects}"]} (few seeds do \
-better than a rule without a map).
+better than a rule without a map; where it finds nothing, {walk[f"MapFormer-WM, rank 1, {unmapped}"]}, {walk[f"CoPE, {unmapped}"]} and {walk[f"RoPE, {unmapped}"]}).
 """
 
 
