@@ -1,0 +1,38 @@
+"""The settings of a worker: what holds within the block in which they apply, and after it."""
+
+import pytest
+import torch
+
+from cope_sweep.train import Runtime
+
+
+def products():
+    """Of enough numbers for several threads: 1e-39 each, which is subnormal."""
+    return torch.full((1 << 20,), 1e-38).mul(0.1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_on_a_cpu_subnormal_numbers_are_zero_within_the_block_alone(threads):
+    before = torch.get_num_threads()
+    with Runtime(threads=threads).applied():
+        assert torch.get_num_threads() == threads
+        assert not torch.tensor(1e-38).mul(0.1).item()
+        assert threads > 1 or not products().any()  # other threads have what held where torch started them
+    assert torch.get_num_threads() == before
+    assert products().all()
+
+
+def test_a_process_that_flushes_subnormal_numbers_goes_on_to():
+    torch.set_flush_denormal(True)
+    try:
+        for device in ("cpu", "cuda"):
+            with Runtime(device=device).applied():
+                assert not torch.tensor(1e-38).mul(0.1).item()
+            assert not torch.tensor(1e-38).mul(0.1).item()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_for_a_gpu_the_setting_of_the_cpu_is_left_alone():
+    with Runtime(device="cuda").applied():
+        assert products().all()
