@@ -136,7 +136,7 @@ class PerplexityRequest(Body):
             default=None,
             description="Texts for a model with a tokenizer: each gets an end-of-text token in front, so every token "
             "is "
-            "scored. For other models: labels of the task's vocabulary, separated by blanks, including the answers.",
+            "scored. For other models: labels of the task's vocabulary, separated by spaces, including the answers.",
         )
     )
     context: TokenCount | None = Field(
@@ -170,7 +170,7 @@ class PerplexityRequest(Body):
 class TextUnits(BaseModel):
     """Measures that do not depend on the tokenizer."""
 
-    words: int = Field(description="Words separated by blanks; line breaks count as words.")
+    words: int = Field(description="Words separated by spaces; line breaks count as words.")
     size_bytes: int = Field(description="Size in UTF-8.")
     word_perplexity: float | None = Field(description="exp(nll_sum / words); null if undefined or too large.")
     byte_perplexity: float | None = Field(description="exp(nll_sum / size_bytes); null if a float overflows.")
@@ -240,7 +240,7 @@ class ProbeRequest(Body):
     text: RequestText | None = Field(
         default=None,
         description="A text for a model with a tokenizer: it gets an end-of-text token in front. For other models: "
-        "labels of the task's vocabulary, separated by blanks.",
+        "labels of the task's vocabulary, separated by spaces.",
     )
     layers: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
     heads: Indices | None = Field(default=None, description="Numbers from 0; null: all.")

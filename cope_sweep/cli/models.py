@@ -71,7 +71,7 @@ def perplexity(
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
     Each token is scored given the tokens before it. If the model's task is not text, write the labels of its tokens,
-    separated by blanks. Such a model is scored on what its task trains, the answers, so the sequence must contain them.
+    separated by spaces. Such a model is scored on what its task trains, the answers, so the sequence must contain them.
 
     Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 
@@ -136,7 +136,7 @@ def export(
     """Write a finished run's model for other programs: its weights (safetensors), its configuration, its tokenizer.
 
     After `import cope_sweep.hf`, `AutoModelForCausalLM.from_pretrained` of Hugging Face transformers loads the folder.
-    It needs `pip install 'cope-sweep[hf]'`.
+    It needs the extra `hf`: in a checkout, `pip install -e '.[hf]'`.
 
     Example: `cope-sweep export quickstart/CoPE --format hf --output model`
     """

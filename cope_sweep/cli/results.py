@@ -132,7 +132,7 @@ def tried(
     console = make_console()
     if not answer.groups:
         console.print(
-            escaped("No run has them. `cope-sweep runs` lists all; conditions are written as in its --filter.")
+            escaped("No run matches. `cope-sweep runs` lists all; conditions are written as in its --filter.")
         )
         return
     table = grid(answer.key, answer.metric or "metric", "ablations", "settings that differ")

@@ -17,8 +17,9 @@ def check_paths(plan: Plan, allowed: Plan | None = None) -> None:
     for key, value in _paths(plan):
         if (key, value) not in known:
             raise SpecError(
-                f"{plan.name}: {key}: {value!r} names a place on the machines that train, or a download with their "
-                "access; name a corpus that the operator has put into $COPE_SWEEP_DATA, and remove the key",
+                f"{plan.name}: {key}: {value!r} is a path on the machines that train, or a download with their "
+                "access, which a request may not name; remove the key, and name a corpus that is in their "
+                "$COPE_SWEEP_DATA",
                 code="path_of_another_machine",
                 ablation=plan.name,
                 key=key,

@@ -3,14 +3,14 @@
     model = convert(AutoModelForCausalLM.from_pretrained("…"), [CoPE(p_max=64)], keep_rope=True)
 
 Importing this package registers what `AutoModelForCausalLM` needs to load converted models and exported runs. It is
-the only package that imports transformers (`pip install 'cope-sweep[hf]'`).
+the only package that imports transformers (in a checkout: `pip install -e '.[hf]'`).
 """
 
 try:
     import transformers  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "cope_sweep.hf needs Hugging Face transformers: pip install 'cope-sweep[hf]'", name=error.name
+        "cope_sweep.hf needs Hugging Face transformers; in a checkout: pip install -e '.[hf]'", name=error.name
     ) from error
 
 from cope_sweep.hf.convert import ConvertedConfig, ConvertedForCausalLM, convert

@@ -228,7 +228,7 @@ def _attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
     }
     if not (layers and model._can_set_attn_implementation()):
         raise InvalidValue(
-            f"{name} has no hook for attention: it does not call transformers' AttentionInterface, so that nothing can "
+            f"{name} has no hook for attention: it does not call transformers' AttentionInterface, so nothing can "
             "replace its attention",
             code="no_attention_hook",
             model=name,
@@ -310,7 +310,7 @@ def _check_rotation(
     name, module = type(model).__name__, sys.modules[type(next(iter(layers.values()))).__module__]
     if not rotary and not keep_rope:
         raise InvalidValue(
-            f"{name} has no RoPE, so that keep_rope=False has no effect; leave it out", code="no_rope", model=name
+            f"{name} has no RoPE, so keep_rope=False has no effect; leave it out", code="no_rope", model=name
         )
     apply = getattr(module, "apply_rotary_pos_emb", None)
     arguments = [] if apply is None else list(inspect.signature(apply).parameters)[:4]

@@ -68,7 +68,7 @@ def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]
     shapes, run_id = _header(path)
     if run_id is not None and run_id != spec.run_id:
         raise CheckpointError(
-            f"{path}: is of run {run_id}, but its {CONFIG_FILE} is of run {spec.run_id}",
+            f"{path} belongs to run {run_id}, but its {CONFIG_FILE} to run {spec.run_id}",
             code="another_run",
             file=str(path),
             run_id=run_id,

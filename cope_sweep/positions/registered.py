@@ -112,7 +112,7 @@ def _check_widening(encodings: Sequence[Encoding], dims: Dims) -> None:
             if shared := _common_layers([encoding, other], dims):
                 raise InvalidValue(
                     f"model.position has {encoding.kind} and {other.kind} in layer {shared[0]}, and {encoding.kind} "
-                    f"makes queries and keys wider, so that {other.kind} cannot rotate or read them; remove one, or "
+                    f"makes queries and keys wider, so {other.kind} cannot rotate or read them; remove one, or "
                     "give them different `layers`",
                     key="model.position",
                     kinds=[encoding.kind, other.kind],

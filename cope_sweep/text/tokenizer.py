@@ -190,7 +190,7 @@ class TextTokenizer:
         for text, text_ids in zip(texts, ids, strict=True):
             if int(bytes_V[text_ids].sum()) != len(text.encode()):
                 raise TextError(
-                    f"{self.name}: its ids do not represent every byte of a text (it may add blanks); "
+                    f"{self.name}: its ids do not represent every byte of a text (it may add spaces); "
                     "use GPT-2's tokenizer, or train one: task.tokenizer=bpe",
                     code="unusable_tokenizer",
                     file=self.name,

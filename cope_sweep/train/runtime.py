@@ -51,7 +51,7 @@ class Runtime:
         and products of matrices take many times as long with them.
         """
         threads, flushes = torch.get_num_threads(), _flushes_subnormals()
-        # Threads that torch starts later inherit it from this one.
+        # Threads that torch starts within the block inherit it from this one, and keep it.
         torch.set_flush_denormal(flushes or self.device == "cpu")
         torch.set_num_threads(self.threads)
         try:

@@ -50,7 +50,7 @@ def serve(
         bool,
         typer.Option(
             "--submit",
-            help="The new key may also submit, stop and retry sweeps. Without it: read, and ask models.",
+            help="The new key may also submit, stop and retry sweeps. Without it: read, and query models.",
         ),
     ] = False,
 ) -> None:
@@ -80,7 +80,7 @@ def _make_key(path: Path, name: str | None, *, may_submit: bool) -> None:
     if name is None:
         raise UserError("--submit needs a new key; add --new-key NAME", code="missing_option", option="--new-key")
     typer.echo(KeysFile(path).create(name, may_submit=may_submit))
-    rights = "submit, stop and retry sweeps, read, and ask models" if may_submit else "read and ask models"
+    rights = "submit, stop and retry sweeps, read, and query models" if may_submit else "read and query models"
     typer.echo(
         f"Copy the key now. Only its digest was written, to {path}, so it cannot be shown again.\n"
         f"The key {name!r} may {rights}. Clients send it as a header: `Authorization: Bearer KEY`.\n"

@@ -219,7 +219,7 @@ def _engine(url: str) -> Engine:
             return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except (ImportError, NoSuchModuleError) as error:
             raise StoreError(
-                "an index in PostgreSQL needs the package psycopg: pip install 'cope-sweep[postgresql]'",
+                "an index in PostgreSQL needs the package psycopg; in a checkout: pip install -e '.[postgresql]'",
                 code="missing_package",
                 package="psycopg",
             ) from error

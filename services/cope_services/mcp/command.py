@@ -44,7 +44,7 @@ def mcp(
     """Serve coding agents over the Model Context Protocol: questions about the store, and training within a budget.
 
     An agent's client starts it. It reads one store and one folder of ablation files, and trains nothing unless
-    `--allow-training` and both limits of the budget are given. `pip install cope-sweep[mcp]` brings the protocol's SDK.
+    `--allow-training` and both limits of the budget are given. The extra `mcp` brings the protocol's SDK.
 
     Example: `cope-sweep mcp --store store`
 
@@ -66,7 +66,7 @@ def mcp(
         import mcp as _  # noqa: F401 - the SDK, which has the name of this function
     except ModuleNotFoundError:
         raise UserError(
-            "`cope-sweep mcp` needs the protocol's SDK; install it: pip install 'cope-sweep[mcp]'",
+            "`cope-sweep mcp` needs the protocol's SDK; install it, in a checkout: pip install -e '.[mcp]'",
             code="not_installed",
             package="mcp",
         ) from None

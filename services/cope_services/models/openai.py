@@ -78,7 +78,7 @@ class CompletionRequest(Body):
         | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(
         description="A text, token ids, or a list of either. For a model without a tokenizer, a text consists of "
-        "labels of its vocabulary, separated by blanks. An empty text means the end-of-text token."
+        "labels of its vocabulary, separated by spaces. An empty text means the end-of-text token."
     )
     max_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] = Field(
         default=16, description="Generation also ends when the training context is full."

@@ -10,7 +10,7 @@ from cope_services.http.access import KeysFile
 
 from tests.helpers.sample_store import SampleStore, serving
 
-LINK = '<a href="documents/index.html">Documents</a>'
+LINK = '<a href="documents/index.html">Documentation</a>'
 SCRIPT = "document.title = 'read'"
 PAGE = f"<!doctype html><script>{SCRIPT}</script><p>The guide</p>"
 

@@ -30,7 +30,7 @@ def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     result = CliRunner().invoke(app, ["mcp"])
     assert result.exit_code == 2
-    assert "cope-sweep[mcp]" in result.output
+    assert ".[mcp]" in result.output
 
 
 def test_beyond_this_machine_keys_are_needed(tmp_path: object) -> None:

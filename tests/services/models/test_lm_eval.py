@@ -24,7 +24,7 @@ from tests.services.prose_store import ProseStore
 COMMAND = shutil.which("lm_eval", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(COMMAND is None, reason="lm_eval is not installed: pip install 'cope-sweep[lm-eval]'"),
+    pytest.mark.skipif(COMMAND is None, reason="lm_eval is not installed: pip install -e '.[lm-eval]'"),
 ]
 
 TEXTS = [

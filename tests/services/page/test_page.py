@@ -622,7 +622,7 @@ def test_what_was_tried_is_asked_on_home_and_answered_from_all_ablations(visitor
     page.get_by_role("alert").get_by_text("similar keys: model.position").wait_for()
     page.locator(".view-tried .ask input").fill("model.position=fox")
     page.keyboard.press("Enter")
-    page.get_by_text("No run has them.").wait_for()
+    page.get_by_text("No run matches.").wait_for()
     assert [each for each in visitor.problems if "422" not in each] == []
     visitor.problems.clear()
 
@@ -771,9 +771,9 @@ def test_a_sweep_is_submitted_by_a_form(
             page.emulate_media(color_scheme=scheme)
             page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert accessibility(page) == [], (width, scheme)
-        page.get_by_label("Replaced values").fill("train.steps=21")
+        page.get_by_label("Overrides").fill("train.steps=21")
         page.get_by_text("4 of 4 runs would be trained.").wait_for()
-        page.get_by_label("Replaced values").fill("train.stepz=3")
+        page.get_by_label("Overrides").fill("train.stepz=3")
         page.get_by_role("status").get_by_text("train.stepz").wait_for()
         page.get_by_role("button", name="Train", exact=True).click()
         page.wait_for_selector("form.train [role=alert]:not(:empty)")
@@ -782,16 +782,16 @@ def test_a_sweep_is_submitted_by_a_form(
         assert cluster.submitted == []
         page.locator("form.train select").select_option("longer")
         page.wait_for_function("() => location.hash.includes('scale=longer')")
-        assert page.get_by_label("Replaced values").input_value() == "train.stepz=3"  # what was typed is kept
+        assert page.get_by_label("Overrides").input_value() == "train.stepz=3"  # what was typed is kept
         page.wait_for_function("() => document.querySelector('form.train select').value === 'longer'")
-        page.get_by_label("Replaced values").select_text()
+        page.get_by_label("Overrides").select_text()
         page.evaluate("history.back()")  # the form is drawn again while somebody types in it
         page.wait_for_function("() => document.querySelector('form.train select').value === 'base'")
         page.keyboard.insert_text("train.lr=0.03")
-        assert page.get_by_label("Replaced values").input_value() == "train.lr=0.03"  # what was selected is replaced
+        assert page.get_by_label("Overrides").input_value() == "train.lr=0.03"  # what was selected is replaced
         page.evaluate("history.forward()")
         page.wait_for_function("() => document.querySelector('form.train select').value === 'longer'")
-        page.get_by_label("Replaced values").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
+        page.get_by_label("Overrides").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
         page.get_by_label("train at most").fill("3")
         page.get_by_label("for at most").fill("90")
         with page.expect_response(lambda response: response.request.method == "PUT") as sent:

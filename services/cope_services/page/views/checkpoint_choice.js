@@ -30,7 +30,7 @@ export async function loadChoice(params, run) {
 export function choiceFields({ usable, name, scale, sets, scales, values, rows, metric }, chosen, nameOf) {
   if (!usable.length) {
     return empty(
-      "No run of an ablation here is finished, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in minutes. The view of a finished run of other settings leads here with its checkpoint.",
+      "No ablation here has a finished run, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in a few minutes. To use a run with other settings, open it, and from there the playground.",
     );
   }
   const box = (id, text) =>

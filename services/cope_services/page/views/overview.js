@@ -162,7 +162,7 @@ const WELCOME = h("div", { class: "welcome" },
   h("p", {}, "Which position encoding helps, on which task, at which size? An ", h("b", {}, "ablation"), " is a file that says what varies; each combination is a row, trained with several seeds, and the table says which differences are real."),
   h("p", {}, "Train one with ", h("code", {}, "cope-sweep run quickstart"), " (six small models, a few minutes), or write a file of your own. It appears here while it trains."),
   h("p", {}, "Below are the results that come with the files. The ", h("a", { href: link(["playground"]) }, "playground"), " shows what a trained model's heads count in your text; ", h("a", { href: "docs" }, "the API"), " answers the same questions to programs.",
-    guide && [" The ", h("a", { href: guide }, "documents"), " have a tutorial, recipes and the reference."]),
+    guide && [" The ", h("a", { href: guide }, "documentation"), " has a tutorial, recipes and the reference."]),
 );
 
 export function overview(root) {

@@ -1,4 +1,4 @@
-// The playground: a text under chosen checkpoints. Perplexity, the surprise of each token, and what heads count.
+// The playground: a text under chosen checkpoints. Perplexity, the surprisal of each token, and what heads count.
 
 import { at, get, post } from "../api.js";
 import { empty, h, marked, replace, section, table } from "../dom.js";
@@ -66,7 +66,7 @@ export function playground(root) {
         h("label", { for: "text" }, "Text"),
         area,
         h("p", { id: "text-help", class: "note" },
-          marked("A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
+          marked("A model without a tokenizer reads the labels of its task's vocabulary, with spaces between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
         ),
         h("div", { class: "actions" },
           h("button", { type: "submit", class: "primary" }, "Measure"),

@@ -299,7 +299,7 @@ export function resultsTable(container) {
     );
     replace(notes,
       [
-        `Mean ± standard deviation over seeds. ${goals(table.metrics)} The more colour, the better in its column; grey: not learned.${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
+        `Mean ± standard deviation over seeds. ${goals(table.metrics)} Stronger colour: better in its column; grey: not learned.${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Select rows to draw only their curves."}`,
         table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
         canPaper && table.scaled.length > 0 &&
           "The paper's numbers are of models and training of another size, so only the order of rows is compared with the paper's.",

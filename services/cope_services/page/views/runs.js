@@ -140,7 +140,7 @@ export function runs(root) {
       : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves and configurations.");
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
-      : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
+      : "No run has been started. `cope-sweep run quickstart` trains the first ones in a few minutes.";
     const ids = loaded.map((run) => shortId(run.run_id));
     const listed = ids.filter((id) => chosen.includes(id)).length;
     const others = () => chosenIds().filter((id) => !ids.includes(id));

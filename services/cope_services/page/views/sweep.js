@@ -97,7 +97,7 @@ export function sweep(root, id) {
     }
     if (!left(counts)) return null;
     const runs = plural(left(counts), "run");
-    const text = "What the sweep has not finished is trained, failed runs included, from the last checkpoint where there is one.";
+    const text = "Trains what is not finished, failed runs included. Each continues from its last checkpoint if it has one.";
     const retry = () => act("retry", [`Train ${runs}?`, text, "Retry"], "The runs are trained again.");
     return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
   }

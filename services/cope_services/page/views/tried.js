@@ -66,7 +66,7 @@ export function tried(root) {
       }
       return part("found", JSON.stringify([q, answer]), () => {
         replace(controls, answer.metric && select("metric", answer.metrics, answer.metric, (value) => change({ metric: value })));
-        if (!answer.groups.length) return replace(found, empty("No run has them. Conditions are written as in the filter of `runs`."));
+        if (!answer.groups.length) return replace(found, empty("No run matches. Conditions are written as in `runs --filter`."));
         const more = answer.next !== null && h("button", { type: "button", onclick: () => change({ limit: 1000 }) }, `Show all ${answer.total} groups`);
         return replace(
           found,
