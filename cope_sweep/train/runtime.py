@@ -47,8 +47,8 @@ class Runtime:
         """Within the block, torch has these threads, and attention this implementation; after it, the previous ones.
 
         Both are settings of the whole process: a notebook that trains a run then continues with its own. On a CPU,
-        subnormal numbers (below 1.2e-38) are 0 within the block: models with weights of attention near e^-88 have many,
-        and products of matrices take many times as long with them.
+        subnormal numbers (below 1.2e-38) are 0 within the block: where attention is peaked, many gradients are such
+        numbers, and products of matrices take many times as long with them.
         """
         threads, flushes = torch.get_num_threads(), _flushes_subnormals()
         # Threads that torch starts within the block inherit it from this one, and keep it.
