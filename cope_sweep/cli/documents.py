@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.kinds.maps import Maps
     from cope_sweep.read.queries import Queries
 
-REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
+REPORT_SUFFIXES: dict[str, ReportFormat] = {".md": "markdown", ".html": "html"}
 SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS}
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
@@ -136,8 +136,7 @@ def table(
 
     queries = open_queries(store, index, ablations, committed=committed)
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
-    default: TableFormat = "terminal" if output is None else "markdown"
-    chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
+    chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
     question = GetTable.model_construct(
         name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
         runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
@@ -363,13 +362,6 @@ def figure(
             f"--output names one file, but {name} declares {', '.join(declared)}; choose one with --kind",
             code="several_figures",
             allowed=list(declared),
-        )
-    if output is not None and file_format is None and output.suffix.lower() not in SUFFIXES:
-        raise UserError(
-            f"{output}: unknown suffix; end it with {', '.join(SUFFIXES)}, or give --format",
-            code="unknown_format",
-            file=str(output),
-            allowed=list(SUFFIXES),
         )
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 

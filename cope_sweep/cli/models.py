@@ -219,7 +219,7 @@ def probe(
         typer.Option("--split", help="A split of the run's task. Default: the first test set, if no tokens are given."),
     ] = None,
     first_sequence: Annotated[
-        int, typer.Option("--index", min=0, help="Index of the first sequence of the split.")
+        int, typer.Option("--sequence", min=0, help="Index of the first sequence of the split.")
     ] = 0,
     count: Annotated[
         int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
@@ -239,7 +239,7 @@ def probe(
         bool,
         typer.Option("--load", help="Show what the position logits of each encoding do, and how far its gates count."),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the matrices to an .npz file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
     scale: Scale = None,
@@ -269,7 +269,7 @@ def probe(
 
     Example: `cope-sweep probe quickstart/CoPE --load --count 8`
 
-    Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
+    Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html -o probe.npz`
     """
     if (tokens, text, file, split).count(None) < 3:
         raise UserError(
@@ -287,7 +287,8 @@ def probe(
 
     encodings, statistics = probe_checkpoint(
         folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count,
-        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=out, html=html, svg=svg,
+        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html,
+        svg=svg,
     )  # fmt: skip
     if as_json:
         print_json(statistics)

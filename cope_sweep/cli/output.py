@@ -267,8 +267,17 @@ def print_json(value: Any) -> None:
 
 
 def format_of(output: Path | None, suffixes: Mapping[str, F], default: F) -> F:
-    """The format that the suffix of a path names."""
-    return default if output is None else suffixes.get(output.suffix.lower(), default)
+    """The format that the suffix of a path names; without a path, the default. Raises UserError for another suffix."""
+    if output is None:
+        return default
+    if (suffix := output.suffix.lower()) not in suffixes:
+        raise UserError(
+            f"{output}: unknown suffix; end it with {', '.join(suffixes)}, or give --format",
+            code="unknown_format",
+            file=str(output),
+            allowed=list(suffixes),
+        )
+    return suffixes[suffix]
 
 
 def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], object]) -> None:

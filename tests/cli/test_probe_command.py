@@ -51,7 +51,9 @@ def refuses(command, shell):
 
 
 def test_json_has_the_statistics_of_the_library(command, sample, predictor):
-    out, _ = command(sample.cope, "--json", "--count", "5", "--index", "2", "--split", "sparse", "--seen-by", "marker")
+    out, _ = command(
+        sample.cope, "--json", "--count", "5", "--sequence", "2", "--split", "sparse", "--seen-by", "marker"
+    )
     answer = json.loads(out)
     task = predictor.run.task
     tokens_NT = task.sequences("sparse", 0, 2, 5).inputs_NT
@@ -94,7 +96,7 @@ def test_files_contain_the_matrices(command, sample, predictor, tmp_path):
     command(
         sample.cope,
         *("--tokens", " ".join(map(str, IDS)), "--head", "1", "--mark", "data"),
-        *("--out", "matrices", "--html", "probe.html", "--svg", "probe.svg"),
+        *("--output", "matrices", "--html", "probe.html", "--svg", "probe.svg"),
     )
     expected = probe(predictor, IDS, heads=[1]).arrays()
     with np.load(tmp_path / "matrices") as saved:  # no suffix is added
@@ -137,7 +139,7 @@ def test_a_model_without_gates_has_attention(command, sample, tmp_path):
         (["--mark", "own=x"], "invalid_option", {"value": "x"}),
         (["--seen-by", "nobody"], "unknown_mark", {"mark": "nobody"}),
         (["--seen-by", "6"], "invalid_option", {"option": "--seen-by", "largest": 5}),
-        (["--out", "nowhere/x.npz"], "not_writable", {"file": "nowhere/x.npz"}),
+        (["--output", "nowhere/x.npz"], "not_writable", {"file": "nowhere/x.npz"}),
         (["--html", "nowhere/x.html"], "not_writable", {"file": "nowhere/x.html"}),
         (["--svg", "nowhere/x.svg"], "not_writable", {"file": "nowhere/x.svg"}),
     ],

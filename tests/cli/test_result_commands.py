@@ -350,6 +350,8 @@ def test_report_writes_a_file(stored):
         (["status", "0123456789abcdef"], "not_found", {"run_id": "0123456789abcdef"}),
         (["status", "20260101-000000-abcd"], "not_found", {"sweep_id": "20260101-000000-abcd"}),
         (["table", "tiny", "--runs", "--format", "latex"], "format_without_runs", {"format": "latex"}),
+        (["table", "tiny", "--output", "table.html"], "unknown_format", {"file": "table.html"}),
+        (["report", "tiny", "--output", "report.pdf"], "unknown_format", {"file": "report.pdf"}),
         (["table", "tiny", "--format", "csv", "--output", "nowhere/x.csv"], "not_writable", {"file": "nowhere/x.csv"}),
     ],
 )
