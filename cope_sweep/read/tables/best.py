@@ -19,6 +19,7 @@ from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Goal, RandomSearch, Scale
 from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.resources import counted
 from cope_sweep.config.run import NUMERIC_FACTS
 from cope_sweep.config.source import Json
 from cope_sweep.frozen import is_reported
@@ -229,7 +230,7 @@ class Ranking:
         at_edge = sum(bool(group.at_edge) for group in self.groups)
         return (
             f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: {spread}. "
-            f"For {at_edge} rows, it is at the edge of what was drawn."
+            f"For {counted(at_edge, 'row')}, it is at the edge of what was drawn."
         )
 
 
