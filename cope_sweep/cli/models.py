@@ -286,9 +286,8 @@ def probe(
     from cope_sweep.cli.probing import probe_checkpoint
 
     encodings, statistics = probe_checkpoint(
-        folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count,
-        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html,
-        svg=svg,
+        folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count, first=first, marks=marks,
+        seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html, svg=svg,
     )  # fmt: skip
     if as_json:
         print_json(statistics)

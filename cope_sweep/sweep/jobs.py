@@ -383,7 +383,7 @@ def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
                 raise ClusterError(
                     f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)})"
                     f"{through_proxy(client.get_address())}; job {job_id} may still be running; `ray job status`, on a "
-                    "node of the cluster, says so",
+                    "node of the cluster, says whether it is",
                     code="dashboard_lost",
                     job=job_id,
                     reason=first_line(error),
