@@ -288,12 +288,14 @@ class ClaimTexts(Answer):
     p: str
     q: str
     margin: str = Field(description="`± 0.50`")
+    verdict: str = Field(description="The verdict; of one in part, with the number of pairs: `mixed (3 of 9 pairs)`.")
 
 
 class ClaimResult(Answer):
     """A claim of an ablation, and the verdict of its finished runs at one scale."""
 
     claim: str
+    task: str = Field(description="The kind of task of the rows: `flip_flop`.")
     source: str = Field(
         description="The table or figure of the paper that makes the claim; empty: not a claim of the paper."
     )
@@ -340,9 +342,14 @@ class ClaimResult(Answer):
     recipe: Literal["tuned", "one recipe"] = Field(
         description="Whether the recipe of each row was tuned, all rows alike, or all rows have one recipe."
     )
+    model: str = Field(description="The size of the models: `2 layers of 64`, or `the paper's size`.")
+    hardware_follows_rows: bool = Field(
+        description="Whether half of the runs of some row have other hardware than those of another."
+    )
     decided_by: list[str] = Field(
-        description="The reports (`encodings.small`) that decide about the claim: those with tuned rows that make it "
-        "in the same words. Empty: this one does."
+        description="The reports (`encodings.small`) that decide about the claim, of those in this answer that make it "
+        "about the same task in the same words: those with tuned rows (those with the same hardware for all rows, if "
+        "there are any), else those of the paper's size, else all. Empty: this one does, alone or with others."
     )
     declared: str = Field(
         description="Whether the ablation file contained the claim before the first of its runs started: `before "

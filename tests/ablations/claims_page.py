@@ -1,20 +1,16 @@
 """The claims of all files with their verdicts, as ablations/results/README.md shows them.
 
 First a line for each table and figure of the paper, then what was found beyond it, then every claim wherever it was
-measured. Of a claim that several reports make about one task in the same words, whatever table of the paper they name,
-one decides: with tuned rows, of these one whose rows have the same hardware; else of the paper's size, else all of them
-together.
+measured. A claim is a statement about a task, whatever tables of the paper it is about; `ClaimResult.decided_by` says
+which of the reports that make it decide.
 """
 
 import math
-from dataclasses import dataclass
 from itertools import groupby
 
 from cope_sweep.config import load_ablation
 from cope_sweep.read.numbers import MISSING
-from cope_sweep.read.tables import Results
-from cope_sweep.read.tables.claims import Finding, place_in_paper, with_q
-from cope_sweep.read.tables.model import hardware_of_rows
+from cope_sweep.read.queries.claims import UNTESTED, claim_results, report_of
 from cope_sweep.read.tables.render import markdown_text
 from tests.helpers.shipped import shipped_files
 
@@ -44,7 +40,6 @@ ELSEWHERE = {
     "Figure 1": "no numbers",
 }
 """Those that have no results of their own."""
-UNDECIDED = ("too few seeds", "not testable", "not trained")
 SIGNS = {"all": "✓", "weak": "(✓)", "some": "~", "none": "✗", "": "?"}
 MOST_Q = 0.05
 """The largest q of a claim that is shown without brackets."""
@@ -58,114 +53,44 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A claim in one report."""
-
-    report: Results
-    finding: Finding
-
-    @property
-    def stem(self) -> str:
-        plan = self.report.plan
-        return f"{plan.name}.{plan.ablation.scale}" if plan.ablation.scale else plan.name
-
-    @property
-    def link(self) -> str:
-        return f"[{markdown_text(self.stem)}]({self.stem}.md)"
-
-    @property
-    def is_tuned(self) -> bool:
-        return self.report.plan.ablation.content.tuned is not None
-
-    @property
-    def recipe(self) -> str:
-        return "tuned" if self.is_tuned else "one recipe"
-
-    @property
-    def has_papers_size(self) -> bool:
-        """The file as it is, with published values of a model: a scale is smaller."""
-        return self.report.plan.ablation.scale is None and bool(self.finding.published)
-
-    @property
-    def size(self) -> str:
-        """`the paper's size`, `2 layers of 64`."""
-        if self.has_papers_size:
-            return "the paper's size"
-        pairs = self.finding.pairs
-        model = (pairs[0].better.runs[0][0] if pairs else self.report.plan.rows[0].runs[0]).model
-        return f"{model.layers} layer{'s' * (model.layers > 1)} of {model.dim}"
-
-    @property
-    def task(self) -> str:
-        pairs = self.finding.pairs
-        return pairs[0].better.runs[0][0].task.kind if pairs else ""
-
-    @property
-    def sign(self) -> str:
-        return sign_of([[self]])
-
-    @property
-    def hardware(self) -> str:
-        """`hardware follows the row`, where it does for the rows of this claim."""
-        rows = {row.row: row for pair in self.finding.pairs for row in (pair.better, pair.than)}
-        runs = [(name, run, record) for name, row in rows.items() for run, record in row.runs]
-        return "hardware follows the row" if hardware_of_rows(runs) else ""
-
-    @property
-    def setting(self) -> str:
-        """`tuned, 2 layers of 64`."""
-        return ", ".join(filter(None, (self.recipe, self.size, self.hardware)))
-
-    @property
-    def is_decided(self) -> bool:
-        return self.finding.verdict not in UNDECIDED
-
-    @property
-    def verdict(self) -> str:
-        """`**shown**`, with what the numbers are."""
-        return f"**{self.finding.verdict_text}**"
-
-    @property
-    def evidence(self) -> str:
-        """The numbers of the claim in this report, in a sentence."""
-        found = self.finding
-        numbers = [f"n = {found.texts['n']}" if found.n else "", self.setting]
-        if found.texts["difference"] != MISSING:
-            numbers.append(f"difference {found.texts['difference']}")
-        if found.texts["size"] != MISSING:
-            numbers.append(f"{found.texts['size']} (margin {found.texts['margin']})")
-        numbers += [f"{name} = {found.texts[name]}" for name in ("p", "q") if found.texts[name] != MISSING]
-        if found.declared:
-            numbers.append(f"declared {found.declared}")
-        values = f"{found.measure}: {found.ours or MISSING}"
-        published = f"; published: {found.published}" if found.published else ""
-        details = ", ".join(filter(None, numbers))
-        return f"{self.verdict} {markdown_text(f'{values}{published} ({details})')} {self.link}"
+def link_of(claim):
+    """To the report of a claim."""
+    return f"[{markdown_text(report_of(claim))}]({report_of(claim)}.md)"
 
 
-def claims_entries(reports, findings_of):
-    """The claims of all reports, with q over all of them, in the order of the paper."""
-    found = [(report, finding) for report in reports for finding in findings_of(report)]
-    of_page = with_q([finding for _, finding in found])
-    entries = [Entry(report, finding) for (report, _), finding in zip(found, of_page, strict=True)]
-    return sorted(entries, key=lambda entry: place_in_paper(entry.finding.source))
+def setting_of(claim):
+    """`tuned, 2 layers of 64`."""
+    return ", ".join([claim.recipe, claim.model] + ["hardware follows the row"] * claim.hardware_follows_rows)
 
 
-def deciding(entries):
-    """Those of the entries of one claim that decide."""
-    decided = [entry for entry in entries if entry.is_decided]
-    tuned = [entry for entry in decided if entry.is_tuned]
-    tuned = [entry for entry in tuned if not entry.hardware] or tuned
-    return tuned or [entry for entry in decided if entry.has_papers_size] or decided or entries
+def evidence_of(claim):
+    """The numbers of a claim in its report, in a sentence."""
+    texts = claim.texts
+    numbers = [f"n = {texts.n}"] * (texts.n != MISSING) + [setting_of(claim)]
+    if texts.difference != MISSING:
+        numbers.append(f"difference {texts.difference}")
+    if claim.size:
+        numbers.append(f"{claim.size} (margin {texts.margin})")
+    numbers += [f"{name} = {text}" for name, text in (("p", texts.p), ("q", texts.q)) if text != MISSING]
+    if claim.declared:
+        numbers.append(f"declared {claim.declared}")
+    values = f"{claim.measure}: {claim.ours or MISSING}"
+    published = f"; published: {claim.published}" if claim.published else ""
+    details = markdown_text(f"{values}{published} ({', '.join(numbers)})")
+    return f"**{texts.verdict}** {details} {link_of(claim)}"
 
 
-def by_claim(entries):
-    """(source, statement, task) → the entries of that claim, whatever source they name themselves."""
+def deciding(results):
+    """Those of the results of one claim that decide."""
+    return [each for each in results if not each.decided_by]
+
+
+def by_claim(results):
+    """(source, statement, task) → the results of that claim, whatever source they name themselves."""
     of_statement = {}
-    for entry in entries:
-        of_statement.setdefault((entry.finding.claim, entry.task), []).append(entry)
-    keys = dict.fromkeys((entry.finding.source, entry.finding.claim, entry.task) for entry in entries)
+    for each in results:
+        of_statement.setdefault((each.claim, each.task), []).append(each)
+    keys = dict.fromkeys((each.source, each.claim, each.task) for each in results)
     return {key: of_statement[key[1:]] for key in keys}
 
 
@@ -175,19 +100,23 @@ def place_of(source):
     return f"{kind} {number.split()[0]}" if number else ""
 
 
-def sign_of(groups):
-    """The sign for some claims, each with the entries that decide about it."""
-    decided = [entry for group in groups for entry in deciding(group) if entry.is_decided]
+def is_shown(results):
+    """Whether every report that decides about a claim shows it."""
+    return all(each.verdict == "shown" for each in deciding(results))
+
+
+def sign_of(claims):
+    """The sign for some claims, each with its results in all reports."""
+    decided = [each for results in claims for each in deciding(results) if each.verdict not in UNTESTED]
     if not decided:
         return SIGNS[""]
-    shown = [entry.finding.verdict == "shown" for entry in decided]
-    in_part = any(entry.finding.verdict in ("shown in part", "mixed") for entry in decided)
-    if all(shown):
-        return SIGNS["weak" if any(entry.finding.q > MOST_Q for entry in decided) else "all"]
-    return SIGNS["some" if any(shown) or in_part else "none"]
+    verdicts = {each.verdict for each in decided}
+    if verdicts == {"shown"}:
+        return SIGNS["weak" if any((each.q or 0) > MOST_Q for each in decided) else "all"]
+    return SIGNS["some" if verdicts & {"shown", "shown in part", "mixed"} else "none"]
 
 
-def lines_of_paper(groups):
+def lines_of_paper(claims):
     """A Markdown table with a line for each table and figure of the paper."""
     lines = [
         "| | paper | about | claims shown | the first one | n | q | recipe, size | report |",
@@ -197,101 +126,104 @@ def lines_of_paper(groups):
         if place in ELSEWHERE:
             lines.append(f"| = | {place} | {about} | {ELSEWHERE[place]} | | | | | |")
             continue
-        own = [group for (source, *_), group in groups.items() if place_of(source) == place]
-        leading = [deciding(group)[0] for group in own]
-        shown = sum(all(entry.finding.verdict == "shown" for entry in deciding(group)) for group in own)
+        # A claim can be about both halves of a table.
+        own = list({key[1:]: results for key, results in claims.items() if place_of(key[0]) == place}.values())
+        leading = sorted((deciding(results)[0] for results in own), key=task_of)
         # One of each task: Table 2 is about two.
-        firsts = [
-            next(each) for _, each in groupby(sorted(leading, key=lambda entry: entry.task), lambda entry: entry.task)
-        ]
+        firsts = [next(each) for _, each in groupby(leading, task_of)]
         cells = [
             sign_of(own),
             place,
             about,
-            f"{shown} of {len(own)}",
-            "<br>".join(
-                f"{each.sign} {markdown_text(f'{each.finding.measure}: {each.finding.headline or MISSING}')}"
-                for each in firsts
-            ),
-            "<br>".join(each.finding.texts["n"] for each in firsts),
-            "<br>".join(each.finding.texts["q"] for each in firsts),
-            "<br>".join(each.setting for each in firsts),
-            "<br>".join(each.link for each in firsts),
+            f"{sum(map(is_shown, own))} of {len(own)}",
+            "<br>".join(f"{sign_of([[each]])} {headline_of(each)}" for each in firsts),
+            "<br>".join(each.texts.n for each in firsts),
+            "<br>".join(each.texts.q for each in firsts),
+            "<br>".join(map(setting_of, firsts)),
+            "<br>".join(map(link_of, firsts)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def lines_beyond(groups):
+def lines_beyond(claims):
     """A Markdown table with a line for each claim that is none of the paper's."""
     lines = ["| | claim | result | n | p | q | recipe, size | report |", "| - | - | - | - | - | - | - | - |"]
-    beyond = [(claim, group) for (source, claim, _), group in groups.items() if not source]
-    tasks = {claim: {entry.task for each, group in beyond if each == claim for entry in group} for claim, _ in beyond}
+    beyond = [(key, results) for key, results in claims.items() if not key[0]]
     # What is shown first, the surest of it before the rest.
     order = list(SIGNS.values())
-    for claim, group in sorted(beyond, key=lambda each: (order.index(sign_of([each[1]])), surest(each[1]))):
-        for entry in deciding(group):
-            found = entry.finding
-            about = f" ({entry.task})" if len(tasks[claim]) > 1 else ""
+    for key, results in sorted(beyond, key=lambda each: (order.index(sign_of([each[1]])), surest(each[1]))):
+        for each in deciding(results):
             cells = [
-                entry.sign,
-                markdown_text(claim + about) + note_of(entry),
-                markdown_text(f"{found.measure}: {found.headline or MISSING}"),
-                *(found.texts[name] for name in ("n", "p", "q")),
-                entry.setting,
-                entry.link,
+                sign_of([[each]]),
+                statement(key, claims) + note_of(each),
+                headline_of(each),
+                *(each.texts.n, each.texts.p, each.texts.q),
+                setting_of(each),
+                link_of(each),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def surest(entries):
-    """The smallest q of the entries that decide; those without one come last."""
-    return min((entry.finding.q for entry in deciding(entries) if not math.isnan(entry.finding.q)), default=math.inf)
+def task_of(claim):
+    """What it is about."""
+    return claim.task
 
 
-def note_of(entry):
+def headline_of(claim):
+    """The measure, and the values of the weakest pair."""
+    return markdown_text(f"{claim.measure}: {claim.headline or MISSING}")
+
+
+def statement(key, claims):
+    """The text of a claim, with its task if the same is claimed of another."""
+    source, text, task = key
+    tasks = {each[2] for each in claims if each[:2] == (source, text)}
+    return markdown_text(f"{text} ({task})" if len(tasks) > 1 else text)
+
+
+def surest(results):
+    """The smallest q of those that decide; those without one come last."""
+    return min((each.q for each in deciding(results) if each.q is not None), default=math.inf)
+
+
+def note_of(claim):
     """What qualifies a claim, why it is not shown, and what would settle it, below it."""
-    found = entry.finding
-    return f"<br>*{markdown_text(found.note)}*" if found.note else ""
+    return f"<br>*{markdown_text(claim.note)}*" if claim.note else ""
 
 
-def lines_of_claims(groups):
+def lines_of_claims(claims):
     """A Markdown table with a line for each claim, and in it every report that measures it."""
     lines = ["| paper | claim | measured |", "| - | - | - |"]
-    tasks = {}
-    for source, claim, task in groups:
-        tasks.setdefault((source, claim), set()).add(task)
-    for (source, claim, task), group in groups.items():
-        notes = dict.fromkeys(filter(None, map(note_of, group)))
-        about = f" ({task})" if len(tasks[source, claim]) > 1 else ""
-        ordered = sorted(group, key=lambda entry: entry not in deciding(group))
-        measured = "<br>".join(entry.evidence for entry in ordered)
-        stated = markdown_text(claim + about) + "".join(notes)
-        lines.append(f"| {markdown_text(source or MISSING)} | {stated} | {measured} |")
-    for path, text, source in untrained(groups):
+    for key, results in claims.items():
+        notes = dict.fromkeys(filter(None, map(note_of, results)))
+        ordered = sorted(results, key=lambda each: bool(each.decided_by))
+        measured = "<br>".join(map(evidence_of, ordered))
+        lines.append(f"| {markdown_text(key[0] or MISSING)} | {statement(key, claims)}{''.join(notes)} | {measured} |")
+    for path, text, source in untrained(claims):
         link = f"[{markdown_text(path.stem)}](../{path.name})"
         lines.append(f"| {markdown_text(source or MISSING)} | {markdown_text(text)} | **not trained** {link} |")
     return "\n".join(lines) + "\n"
 
 
-def untrained(groups):
+def untrained(claims):
     """The claims of shipped files that no report has: (file, statement, source)."""
+    measured = {key[:2] for key in claims}
     for path in shipped_files():
         content = load_ablation(path).content
-        claims = [(each.text, each.source) for each in content.claims]
-        claims += [(each.claim, each.source) for each in content.figures if each.has_claim]
-        measured = {(source, text) for source, text, _ in groups}
-        yield from ((path, text, source) for text, source in claims if (source, text) not in measured)
+        declared = [(each.source, each.text) for each in content.claims]
+        declared += [(each.source, each.claim) for each in content.figures if each.has_claim]
+        yield from ((path, text, source) for source, text in declared if (source, text) not in measured)
 
 
-def claims_text(reports, findings_of):
+def claims_text(reports):
     """The part of ablations/results/README.md about claims."""
-    groups = by_claim(claims_entries(reports, findings_of))
+    claims = by_claim(claim_results(reports))
     return (
-        f"## The paper, table by table\n\n{LEGEND}\n\n{lines_of_paper(groups)}\n"
-        f"## Beyond the paper\n\n{lines_beyond(groups)}\n"
+        f"## The paper, table by table\n\n{LEGEND}\n\n{lines_of_paper(claims)}\n"
+        f"## Beyond the paper\n\n{lines_beyond(claims)}\n"
         "## Every claim, wherever it is measured\n\nThe report that decides comes first. Difference and p: of the "
         "weakest pair of rows, with a 95 % interval that is not corrected. "
-        f"[What the verdicts mean](../../docs/concepts/statistics.md).\n\n{lines_of_claims(groups)}"
+        f"[What the verdicts mean](../../docs/concepts/statistics.md).\n\n{lines_of_claims(claims)}"
     )

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.reports.heads import claimed_figures, measured_heads
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import claim_findings, head_findings
+from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.comparisons import reference
-from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.store import ParquetStore
@@ -306,7 +304,7 @@ def longer_counting():
     by_length = Means("encodings_counting.one_machine")
     longer, wrong = "longer/token_error", "in_dist/token_error"
     for measure, outcomes in {"More passes (%)": {""}, "Fewer passes (%)": {"opposite"}, "1 × (%)": {""}}.items():
-        pairs = [pair for found in findings_of(by_length.report) for pair in found.pairs if found.measure == measure]
+        pairs = [pair for found in by_length.findings for pair in found.pairs if found.measure == measure]
         assert {pair.outcome for pair in pairs if (pair.better.short, pair.than.short) == ("CoPE", "RoPE")} == outcomes
     of_cope = by_length.report.frame[by_length.report.frame["row"] == "Counting · CoPE"]
     (counting_row,) = (row for row in table_of(by_length.report).model.rows if row.row == "Counting · CoPE")
@@ -429,18 +427,11 @@ def with_results(text):
     return text
 
 
-def findings_of(report):
-    """What a report says about the claims of its ablation and its figures."""
-    declarations, heads = plan_declarations(report.plan, report.store), measured_heads(report)
-    about_rows = claim_findings(report.plan, table_of(report).model, declarations)
-    return (*about_rows, *head_findings(claimed_figures(report.plan), heads, declarations, report.records))
-
-
 def all_results():
     """The text of ablations/results/README.md."""
     parts = [
         HEADING,
-        claims_text(our_reports(), findings_of),
+        claims_text(our_reports()),
         REPORTS_HEADING,
         re.sub(r"\(\./", "(", overview(our_reports(), ".")),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from cope_sweep.api.ablations import ClaimResult, ClaimTexts
+from cope_sweep.api.ablations import ClaimResult, ClaimTexts, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.claims import (
@@ -17,7 +17,12 @@ from cope_sweep.read.tables.claims import (
 )
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.declared import plan_declarations
+from cope_sweep.read.tables.model import hardware_of_rows
 from cope_sweep.read.tables.stats import finite
+
+UNTESTED: tuple[ClaimVerdict, ...] = ("too few seeds", "not testable", "not trained")
+"""The verdicts on claims that were not tested."""
+PAPERS_SIZE = "the paper's size"
 
 
 def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
@@ -31,19 +36,34 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
     claims = [
         _result(plan, finding, hypothesis) for (plan, _, hypothesis), finding in zip(findings, of_page, strict=True)
     ]
-    return sorted(_with_deciding(claims), key=lambda claim: place_in_paper(claim.source))
+    return sorted(with_deciding(claims), key=lambda claim: place_in_paper(claim.source))
 
 
-def _with_deciding(claims: Sequence[ClaimResult]) -> Iterator[ClaimResult]:
-    """The claims; those of files with one recipe name the reports with tuned rows that judge the same statement."""
-    deciding: dict[str, list[str]] = {}
+def deciding(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """Those that decide, of the results of one statement about one task: see `ClaimResult.decided_by`.
+
+    Nothing follows from one without a test; if there is no other, all of them decide.
+    """
+    tested = [claim for claim in claims if claim.verdict not in UNTESTED]
+    tuned = [claim for claim in tested if claim.recipe == "tuned"]
+    tuned = [claim for claim in tuned if not claim.hardware_follows_rows] or tuned
+    return tuned or [claim for claim in tested if claim.model == PAPERS_SIZE] or tested or list(claims)
+
+
+def report_of(claim: ClaimResult) -> str:
+    """The name of the report with this claim: `encodings.small`."""
+    return ".".join(filter(None, (claim.ablation, claim.scale)))
+
+
+def with_deciding(claims: Sequence[ClaimResult]) -> Iterator[ClaimResult]:
+    """The claims, with the reports that decide about each."""
+    of_statement: dict[tuple[str, str], list[ClaimResult]] = {}
     for claim in claims:
-        if claim.recipe == "tuned" and claim.verdict not in ("too few seeds", "not trained"):
-            report = ".".join(filter(None, (claim.ablation, claim.scale)))
-            deciding.setdefault(claim.claim, []).append(report)
+        of_statement.setdefault((claim.claim, claim.task), []).append(claim)
+    decided_by = {statement: sorted({*map(report_of, deciding(each))}) for statement, each in of_statement.items()}
     for claim in claims:
-        others = [] if claim.recipe == "tuned" else deciding.get(claim.claim, [])
-        yield claim.model_copy(update={"decided_by": others})
+        reports = decided_by[claim.claim, claim.task]
+        yield claim.model_copy(update={"decided_by": [] if report_of(claim) in reports else reports})
 
 
 def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
@@ -67,8 +87,11 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
     weakest, texts = finding.weakest, dict(finding.texts)
     del texts["size"]
     test = None if weakest is None else weakest.comparison.difference
+    rows = {row.row: row for pair in finding.pairs for row in (pair.better, pair.than)}
+    runs = [(name, run, record) for name, row in rows.items() for run, record in row.runs]
     return ClaimResult(
         claim=finding.claim,
+        task=finding.task or plan.rows[0].runs[0].task.kind,
         source=finding.source,
         ablation=plan.name,
         title=plan.ablation.content.title,
@@ -87,14 +110,24 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
         says=finding.says,
         margin=weakest and weakest.margin,
         size=weakest and weakest.size,
-        texts=ClaimTexts(**texts),
+        texts=ClaimTexts(**texts, verdict=finding.verdict_text),
         verdict=finding.verdict,
         meaning=finding.meaning,
         pairs=len(finding.pairs),
         shown=finding.shown,
         hypothesis=hypothesis,
         recipe="tuned" if plan.ablation.content.tuned else "one recipe",
+        model=_model_size(plan, finding),
+        hardware_follows_rows=bool(hardware_of_rows(runs)),
         decided_by=[],
         declared=finding.declared,
         note=finding.note,
     )
+
+
+def _model_size(plan: Plan, finding: Finding) -> str:
+    """`2 layers of 64`, of the first row; `the paper's size` for a file with published values: a scale is smaller."""
+    if plan.ablation.scale is None and finding.published:
+        return PAPERS_SIZE
+    model = (finding.pairs[0].better.runs[0][0] if finding.pairs else plan.rows[0].runs[0]).model
+    return f"{model.layers} layer{'s' * (model.layers > 1)} of {model.dim}"

@@ -194,6 +194,8 @@ class Finding:
     """The number of seeds by which a claim about heads is judged."""
     reason: str = ""
     """Why a claim about heads was not tested."""
+    task: str = ""
+    """The kind of task of the rows called better, or of the models whose heads are measured."""
     declared: str = ""
     """Whether the claim stood in the ablation file before its runs started: see `tables.declared`."""
     note: str = ""
@@ -399,6 +401,7 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
             finding = Finding(
                 claim.text, claim.source, " against ".join(dict.fromkeys((column.title, than_column.title))),
                 "not trained", says=claim.says, is_paired=model.paired,
+                task=rows[pairs[0].better[0]].runs[0][0].task.kind,
             )  # fmt: skip
             tested = [
                 (rows[pair.better[0]], rows[pair.than[0]], tests[pair.better, pair.than])

@@ -3,13 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+from cope_sweep.api.ablations import ClaimResult
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.ablations import AblationFiles
-from cope_sweep.read.queries.claims import claim_results
+from cope_sweep.read.queries.claims import claim_results, with_deciding
 from cope_sweep.read.reports.evidence import evidence
 from cope_sweep.read.tables import Results, read_results
 from cope_sweep.store import ParquetStore
+from tests.helpers.claims import claim_result
 
 ABLATIONS = Path(__file__).parents[3] / "ablations"
 
@@ -76,3 +78,36 @@ def test_tuned_rows_decide_about_a_claim_in_the_same_words() -> None:
     for claim in (found["flip_flop", "small"], found["flip_flop", None]):
         assert (claim.recipe, claim.decided_by) == ("one recipe", ["encodings.small"])
     assert all(each.decided_by == [] for each in claims if each.ablation == "code")
+
+
+def decided_by(*claims: ClaimResult) -> list[list[str]]:
+    return [claim.decided_by for claim in with_deciding(claims)]
+
+
+def test_tuned_rows_decide_then_the_papers_size_then_all() -> None:
+    paper = claim_result("shown", model="the paper's size")
+    small = claim_result("shown", scale="small")
+    tuned = claim_result("not shown", ablation="many", recipe="tuned")
+    assert decided_by(small, paper, tuned) == [["many"], ["many"], []]
+    assert decided_by(small, paper) == [["copy"], []]
+    opposite = claim_result("opposite", ablation="other")
+    assert decided_by(small, opposite) == [[], []], "they have to agree"
+
+
+def test_what_was_not_tested_decides_nothing_but_alone() -> None:
+    few = claim_result("too few seeds", ablation="many", recipe="tuned")
+    assert decided_by(few, claim_result("shown")) == [["copy"], []]
+    assert decided_by(few, claim_result("not trained")) == [[], []]
+
+
+def test_of_reports_with_tuned_rows_those_with_the_same_hardware_decide() -> None:
+    mixed = claim_result("shown", ablation="mixed", recipe="tuned", hardware_follows_rows=True)
+    same = claim_result("not shown", ablation="same", recipe="tuned")
+    assert decided_by(mixed, same) == [["same"], []]
+    assert decided_by(mixed, claim_result("shown")) == [[], ["mixed"]]
+
+
+def test_reports_decide_about_one_task_whatever_table_the_claim_names() -> None:
+    tuned = claim_result("not shown", ablation="many", recipe="tuned")
+    others = [claim_result("shown", source="Table 7"), claim_result("shown", task="flip_flop")]
+    assert decided_by(tuned, *others) == [[], ["many"], []]

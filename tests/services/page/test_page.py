@@ -12,10 +12,12 @@ import pytest
 from cope_services.http.access import KeysFile
 
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.queries.claims import with_deciding
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
 from cope_sweep.sweep.jobs import job_submission
+from tests.helpers.claims import claim_result
 from tests.helpers.finished_runs import finish
 from tests.helpers.sample_store import API, SampleStore, serving
 from tests.helpers.scripted_cluster import scripted_cluster
@@ -453,6 +455,32 @@ def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: 
     page.wait_for_function("() => !location.hash.includes('sel=')")
 
 
+def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(visitor: Visitor) -> None:
+    reports = [
+        claim_result("shown", headline="CoPE 1, RoPE 2", hardware_follows_rows=True),
+        claim_result("not shown", ablation="many", recipe="tuned", headline="CoPE 3, RoPE 4"),
+        claim_result("shown", source="Table 7", claim="CoPE learns sooner"),
+        claim_result("shown in part", source="Table 7", texts={"verdict": "shown in part (1 of 2 pairs)"}),
+        claim_result("shown", source="", task="flip_flop"),
+    ]
+    claims = [each.model_dump(mode="json") for each in with_deciding(reports)]
+    visitor.page.route("**/claims?committed=true", lambda route: route.fulfill(json=claims))
+    page = visitor.open("ablations", ".folded")
+    assert page.locator(".folded summary").all_inner_texts() == [
+        "Table 2 1 claim: not shownOOD (%): CoPE 3, RoPE 4",
+        "Table 7 1 of 2 claims shownOOD (%): CoPE 3, RoPE 4",
+        "Beyond the paper 1 of 1 claim shown",
+    ]
+    page.locator(".folded summary").first.click()
+    lines = page.locator(".folded").first.locator(".claims tbody tr")
+    assert lines.locator(".verdict").all_inner_texts() == ["not shown", "shown", "shown in part (1 of 2 pairs)"]
+    assert [text.split("\n")[1] for text in lines.all_inner_texts()] == [
+        "Table 2 · many · tuned, 2 layers of 64",
+        "Table 2 · copy · one recipe, 2 layers of 64, hardware follows the row: many decides",
+        "Table 7 · copy · one recipe, 2 layers of 64: many decides",
+    ]  # fmt: skip
+
+
 @pytest.mark.thorough
 def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     context: BrowserContext, site: Site, tmp_path: Path
@@ -469,7 +497,7 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         page.locator(".folded summary").click()
         (claim,) = page.locator(".claims tbody tr").all_inner_texts()
         assert claim.split("\t")[0].strip() == (
-            "CoPE copies better\nTable 2 · tiny · one recipe · declared after its runs had started"
+            "CoPE copies better\nTable 2 · tiny · one recipe, 1 layer of 8 · declared after its runs had started"
         )
         own = page.locator("ul.ablations .what a").all_inner_texts()
         assert own == ["broken", "Curves of few points", "Many runs"]  # they reproduce nothing

@@ -9,13 +9,10 @@ const CLASSES = { shown: "good", opposite: "bad" };
 const LONG = 160; // characters of values
 const DECLARED = { after: "declared after its runs had started", "not recorded": "not recorded when declared" };
 
-function verdict({ verdict: text, meaning, shown, pairs, texts, p, q }) {
-  const inPart = pairs > 0 && ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
-  return [
-    h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, text),
-    h("small", {}, [inPart, p !== null && `p = ${texts.p}`, q !== null && `q = ${texts.q}`].filter(Boolean).join(", ")),
-  ];
-}
+const verdict = ({ verdict: text, meaning, texts, p, q }) => [
+  h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, texts.verdict),
+  h("small", {}, [p !== null && `p = ${texts.p}`, q !== null && `q = ${texts.q}`].filter(Boolean).join(", ")),
+];
 
 /** The smallest difference with its interval, the number of seeds, and the size that a margin gives it. */
 const difference = ({ texts, n, size, difference: value }) => [
@@ -26,14 +23,12 @@ const difference = ({ texts, n, size, difference: value }) => [
 /** Values of rows, folded where there are many. */
 const values = (text, pairs) => (text.length > LONG ? h("details", {}, h("summary", {}, `${pairs} pairs of rows`), text) : text || "–");
 
-/** Whether rows were tuned, which report decides otherwise, and when the claim was declared. */
-const origin = ({ recipe, decided_by: deciding, declared }) =>
-  [
-    deciding.length ? `${recipe}: ${deciding.join(", ")} decides` : recipe,
-    declared && (DECLARED[declared] ?? `declared ${declared}`),
-  ]
-    .filter(Boolean)
-    .join(" · ");
+/** Whether rows were tuned, the size of the models, which report decides otherwise, and when the claim was declared. */
+function origin({ recipe, model, hardware_follows_rows: hardware, decided_by: deciding, declared }) {
+  const setting = [recipe, model, hardware && "hardware follows the row"].filter(Boolean).join(", ");
+  const declaredText = declared && (DECLARED[declared] ?? `declared ${declared}`);
+  return [deciding.length ? `${setting}: ${deciding.join(", ")} decides` : setting, declaredText].filter(Boolean).join(" · ");
+}
 
 /** A line for each answer of GET /claims. `links`: whether each leads to its ablation. */
 export function claimsTable(claims, { links = false } = {}) {

@@ -33,15 +33,23 @@ function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
   return h("li", {},
     h("span", {}, text, " ", h("span", { class: `stage ${stateOf(counts)}` }, stateOf(counts))),
     progress(counts),
-    h("small", {}, summary(counts), claims.length > 0 && ` · ${shownOf(claims)}`),
+    h("small", {}, summary(counts), claims.length > 0 && ` · ${shownOf(byClaim(claims))}`),
   );
 }
 
+/** The results by claim: a statement about a task is one claim, however many reports make it. */
+const byClaim = (results) => [...Map.groupBy(results, ({ claim, task }) => JSON.stringify([claim, task])).values()];
+
+/** Those of the results of a claim that decide about it. */
+const deciding = (results) => results.filter((each) => !each.decided_by.length);
+
 /** `2 of 3 claims shown`; `3 claims: too few seeds` where all have this verdict. */
 function shownOf(claims) {
-  const [{ verdict }] = claims;
-  if (verdict !== "shown" && claims.every((each) => each.verdict === verdict)) return `${plural(claims.length, "claim")}: ${verdict}`;
-  return `${claims.filter((each) => each.verdict === "shown").length} of ${plural(claims.length, "claim")} shown`;
+  const decided = claims.flatMap(deciding);
+  const [{ verdict }] = decided;
+  if (verdict !== "shown" && decided.every((each) => each.verdict === verdict)) return `${plural(claims.length, "claim")}: ${verdict}`;
+  const shown = claims.filter((results) => deciding(results).every((each) => each.verdict === "shown"));
+  return `${shown.length} of ${plural(claims.length, "claim")} shown`;
 }
 
 const BEST = 3; // rows on a card
@@ -142,17 +150,24 @@ function matches({ name, title, reproduces }, words) {
   return words.every((word) => text.includes(word));
 }
 
+const BEYOND = "Beyond the paper";
+
 /** The claims by the table or figure of the paper: [["Table 2", claims], …]; those of the project last. */
-function bySource(claims) {
-  const groups = Map.groupBy(claims, ({ source }) => source.match(/^(Table|Figure) \d+/)?.[0] ?? "Beyond the paper");
-  return [...groups].sort(([a], [b]) => (a === "Beyond the paper") - (b === "Beyond the paper"));
+function bySource(results) {
+  const placeOf = ({ source }) => source.match(/^(Table|Figure) \d+/)?.[0] ?? BEYOND;
+  const places = [...new Set(results.map(placeOf))].sort((a, b) => (a === BEYOND) - (b === BEYOND));
+  const claims = byClaim(results); // with their results in all reports, whatever tables these name
+  return places.map((place) => [place, claims.filter((each) => each.some((result) => placeOf(result) === place))]);
 }
 
-/** The values of the first claim that decides: "OOD (%): CoPE 1.4, best other RoPE 7.1". */
+/** The values of the first claim that has some: "OOD (%): CoPE 1.4, best other RoPE 7.1". */
 function headline(claims) {
-  const first = claims.find((each) => !each.decided_by.length && each.headline);
+  const first = claims.flatMap(deciding).find((each) => each.headline);
   return first ? `${first.measure}: ${first.headline}` : "";
 }
+
+/** The results of claims; of each claim, those that decide come first. */
+const inOrder = (claims) => claims.flatMap((results) => [...results].sort((a, b) => a.decided_by.length - b.decided_by.length));
 
 /** The guide, if the service has the documents. */
 const guide = document.querySelector('nav a[href^="documents/"]:not([hidden])')?.href;
@@ -188,7 +203,7 @@ export function overview(root) {
           bySource(found).map(([source, about]) =>
             h("details", { class: "folded" },
               h("summary", {}, h("b", {}, source), " ", h("span", {}, shownOf(about)), h("small", {}, headline(about))),
-              claimsTable(about, { links: true }),
+              claimsTable(inOrder(about), { links: true }),
             ),
           ),
         ),
