@@ -282,6 +282,12 @@ class Condition(Frozen):
     grid: dict[str, Axis] = Field(default={}, description="Axes to add to these points.")
     set: Point = Field(default={}, description="Values to set in these points; they replace an axis value.")
 
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if not self.grid and not self.set:
+            raise InvalidValue("a condition without `set` and `grid` has no effect; add one of them, or remove it")
+        return self
+
 
 class Metric(Frozen):
     """A column of the table."""
@@ -335,13 +341,21 @@ class Published(Frozen):
         description="The row: axis keys, and labels or values. If several entries match a row, the first is shown."
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
-    std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
+    std: dict[MetricName, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="Metric name → published standard deviation."
+    )
     seeds: Annotated[int | None, Field(ge=2, le=10**9)] = Field(
         default=None,
         description="Number of runs behind the values that have a standard deviation; null: the source does not say. "
         "A comparison then assumes 2, the smallest number that has a standard deviation.",
     )
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
+
+    @model_validator(mode="after")
+    def _deviations_have_values(self) -> Self:
+        for name in self.std.keys() - self.values.keys():
+            raise InvalidValue(f"std has {name!r}, and values do not; a deviation needs a value", key="std", value=name)
+        return self
 
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
@@ -590,6 +604,15 @@ class Ablation(Frozen):
             if not values:
                 raise InvalidValue(f"the axis {key!r} is empty; give it a value, or remove the axis", key=key)
         return grid
+
+    @field_validator("metrics", mode="after")
+    @classmethod
+    def _metrics_differ(cls, metrics: list[Metric]) -> list[Metric]:
+        names = [metric.name for metric in metrics]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidValue(f"two columns are {name!r}; leave one out", key="metrics", value=name)
+        return metrics
 
     @field_validator("seeds", mode="after")
     @classmethod

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
-from cope_sweep.config.points import axis_values, dimensions_of, matches, names_value, value_of
+from cope_sweep.config.points import agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
@@ -17,6 +18,9 @@ from cope_sweep.figures import FigureSpec
 from cope_sweep.frozen import OF_LEARNED, is_reported, learning_parts, metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
+
+if TYPE_CHECKING:
+    from cope_sweep.config.expand import Row
 
 
 def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str]) -> SpecError:
@@ -302,8 +306,8 @@ def _check_is_learned(loaded: LoadedAblation, index: int) -> None:
     )
 
 
-def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
-    """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no row."""
+def check_claims(loaded: LoadedAblation, rows: Sequence[Row]) -> None:
+    """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no pair of rows."""
     names = [metric.name for metric in loaded.content.metrics]
     for index, claim in enumerate(loaded.content.claims):
         better, than = claim.columns(loaded.content.primary_metric.name)
@@ -314,9 +318,18 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
                 raise loaded.source.error(place, message, "unknown_column", column=column, allowed=names)
         if loaded.unchanged is not None:
             continue  # a scale or --set may have other rows
-        for side, condition in (("better", claim.better), ("than", claim.than)):
-            if not any(matches(loaded, point, condition) for point in points):
-                raise loaded.source.error(("claims", index, side), "no row matches", "matching_rows", rows=0)
+        sides = {"better": [r for r in rows if index in r.better], "than": [r for r in rows if index in r.than]}
+        for side, found in sides.items():
+            if not found:
+                message = "no row matches" if side == "better" else "no row matches, or only rows that `better` matches"
+                raise loaded.source.error(("claims", index, side), message, "matching_rows", rows=0)
+        if not any(agreeing_rows(sides["better"], sides["than"], claim.differing_axes)):
+            raise loaded.source.error(
+                ("claims", index, "than"),
+                "no row has the same labels as one of `better` on the axes that neither names, or both with the same "
+                "values, so there is nothing to compare",
+                "no_pair",
+            )
 
 
 @dataclass(frozen=True)

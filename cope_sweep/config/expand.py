@@ -171,7 +171,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     check_fields(loaded, points, _encodings(rows))
     check_metrics(loaded, kinds)
     check_figures(loaded, points, kinds)
-    check_claims(loaded, points)
+    check_claims(loaded, rows)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, RandomSearch
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, field_place, is_field
@@ -370,3 +371,42 @@ def axis_values(axis: Axis, origin: KeyPath) -> list[AxisValue]:
     if isinstance(axis, dict):
         return [AxisValue(label, value, (*origin, label)) for label, value in axis.items()]
     return [AxisValue.of(value, *origin, index) for index, value in enumerate(axis)]
+
+
+class Labelled(Protocol):
+    """A row of a plan or of a table."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Axis key → label."""
+
+
+AnyRow = TypeVar("AnyRow", bound=Labelled)
+
+
+def agreeing_rows(
+    rows: Iterable[AnyRow], others: Sequence[AnyRow], except_keys: Collection[str]
+) -> Iterator[tuple[AnyRow, AnyRow]]:
+    """Each row with each of the others that has the same labels on all axes that both have, except some; in order.
+
+    It looks up labels, so that thousands of rows are not compared with each other: most have the same axes.
+    """
+    places_by_axes: dict[frozenset[str], list[int]] = {}
+    for place, other in enumerate(others):
+        places_by_axes.setdefault(frozenset(other.labels).difference(except_keys), []).append(place)
+    places_by_labels: dict[tuple[frozenset[str], frozenset[str]], dict[frozenset[tuple[str, str]], list[int]]] = {}
+
+    def labels_on(row: AnyRow, axes: frozenset[str]) -> frozenset[tuple[str, str]]:
+        return frozenset((axis, row.labels[axis]) for axis in axes)
+
+    for row in rows:
+        found: list[int] = []
+        for axes, places in places_by_axes.items():
+            shared = axes.intersection(row.labels)
+            by_labels = places_by_labels.get((axes, shared))
+            if by_labels is None:
+                by_labels = places_by_labels[axes, shared] = {}
+                for place in places:
+                    by_labels.setdefault(labels_on(others[place], shared), []).append(place)
+            found += by_labels.get(labels_on(row, shared), [])
+        yield from ((row, others[place]) for place in sorted(found))

@@ -1,6 +1,7 @@
 import math
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from cope_sweep.config import (
 )
 from cope_sweep.config.ablation import Distribution
 from cope_sweep.config.loading import validate
+from cope_sweep.config.points import agreeing_rows
 from cope_sweep.config.source import parse_source
 from cope_sweep.read.figures.kinds.curves import Curves
 from cope_sweep.read.figures.kinds.maps import Maps
@@ -166,6 +168,50 @@ def test_what_is_fixed_leaves_the_figures():
     assert [row.figures for row in plan.rows] == [{0, 1}, {0}]
     others = expand(with_overrides(load(TEXT + FIGURES), assignments=["train.lr=5e-3", "seeds=[1]"]))
     assert [figure.kind for figure in others.ablation.content.figures] == ["curves"], "the row of the maps is gone"
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ("when: [{if: {model.position: CoPE}}]", ("invalid_value", "test.yaml:11", "when[0]")),
+        ("published: [{match: {}, values: {in_dist/token_error: 1}, std: {dense/token_error: 1}}]",
+         ("invalid_value", "test.yaml:11", "published[0]")),
+        ("published: [{match: {}, values: {in_dist/token_error: 1}, std: {in_dist/token_error: -1}}]",
+         ("invalid_value", "test.yaml:11", "published[0].std.in_dist/token_error")),
+        ("claims: [{text: x, better: {model.position: CoPE}, than: {model.position: CoPE}}]",
+         ("matching_rows", "test.yaml:11", "claims[0].than")),
+    ],
+)  # fmt: skip
+def test_what_cannot_act_is_refused(added, expected):
+    assert located(error_of(TEXT.replace("scales:", f"{added}\nscales:"))) == expected
+
+
+def test_a_claim_needs_a_pair_of_rows_that_agree_otherwise():
+    text = TEXT.replace("scales:", "exclude: [{model.position: CoPE, train.lr: 1e-3}, {model.position: none, train.lr: 2e-3}]\n"
+                        "claims: [{text: x, better: {model.position: CoPE}, than: {model.position: none}}]\nscales:")  # fmt: skip
+    assert located(error_of(text)) == ("no_pair", "test.yaml:12", "claims[0].than")
+
+
+def test_two_columns_of_one_metric_are_refused():
+    text = TEXT.replace(
+        "{name: in_dist/token_error}", "{name: in_dist/token_error}, {name: in_dist/token_error, scale: 0.01}"
+    )
+    assert located(error_of(text)) == ("invalid_value", "test.yaml:10", "metrics")
+
+
+LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"))
+
+
+@given(st.lists(LABELS, max_size=6), st.lists(LABELS, max_size=6), st.sets(st.sampled_from("abc")))
+def test_rows_agree_on_the_axes_that_both_have(rows, others, except_keys):
+    rows, others = ([SimpleNamespace(labels=labels) for labels in each] for each in (rows, others))
+    expected = [
+        (row, other)
+        for row in rows
+        for other in others
+        if all(other.labels.get(key, label) == label for key, label in row.labels.items() if key not in except_keys)
+    ]
+    assert list(agreeing_rows(rows, others, except_keys)) == expected
 
 
 # -- distributions of a search space -----------------------------------------------------------------------------------
