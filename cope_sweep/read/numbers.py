@@ -65,8 +65,8 @@ def fixed(value: float | None, decimals: int, *, signed: bool = False) -> str:
     """With this many digits after the decimal point; `–` without a value or for NaN."""
     if value is None or math.isnan(value):
         return MISSING
-    # z: a difference that rounds to zero is +0.00, never -0.00.
-    return f"{value:+z.{decimals}f}" if signed else f"{value:.{decimals}f}"
+    # z: what rounds to zero is 0.00 and +0.00, never -0.00.
+    return f"{value:+z.{decimals}f}" if signed else f"{value:z.{decimals}f}"
 
 
 def significant(value: float, digits: int = 4, *, signed: bool = False) -> str:
@@ -90,5 +90,7 @@ def integer(value: float | None) -> str:
 
 
 def p_text(p: float) -> str:
-    """`0.042`, or `0.0004` if three digits would be 0."""
-    return f"{p:.3f}" if p >= 0.0995 / 100 else f"{p:.1g}"
+    """`0.042`, or `0.0004` if three digits would be 0; above 0.05, never 0.050, as if it were significant."""
+    if p < 0.0995 / 100:
+        return f"{p:.1g}"
+    return f"{max(p, 0.0501):.4f}" if 0.05 + 1e-12 < p < 0.0505 else f"{p:.3f}"

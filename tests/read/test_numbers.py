@@ -64,6 +64,10 @@ def test_a_difference_has_a_sign_and_is_never_minus_zero():
         (integer(None), "–"),
         (p_text(0.0421), "0.042"),
         (p_text(0.00099), "0.001"),
+        (p_text(0.05), "0.050"),
+        (p_text(0.05002), "0.0501"),
+        (p_text(0.0504), "0.0504"),
+        (p_text(0.0506), "0.051"),
         (p_text(0.00042), "0.0004"),
     ],
 )

@@ -80,6 +80,15 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
     if name in declared and selects_nothing(question):
         return replace(draw_declared(results, declared[name]), size=size, style=style)
     kinds = {kind: cls for kind, cls in FIGURES.items() if not cls.NEEDS_CHECKPOINT}
+    if name in declared and name not in kinds:
+        chosen = next(iter(question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)))
+        raise FigureError(
+            f"{name} is drawn as its file declares it; leave out --{chosen}, or name a kind: {', '.join(kinds)}",
+            code="no_effect",
+            option=chosen,
+            figure=name,
+            allowed=[],
+        )
     if name not in kinds:
         allowed = [*declared, *(kind for kind in kinds if kind not in declared)]
         message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"

@@ -429,19 +429,23 @@ def metric_axis(
 
     Args:
         axes: The panel, with its data drawn.
-        values: All drawn values, including the ends of intervals.
-        metric: The metric; percentages range from 0 to 100.
+        values: All drawn values, including the ends of intervals; not scaled.
+        metric: The metric, whose scale the ticks have; percentages range from 0 to 100.
         log: None: logarithmic if positive values differ by a factor of LOG_FROM_RATIO.
         which: The axis.
     """
     label, percent = printable(metric.quantity_title), metric.unit == "%"
-    numbers = finite(values)
+    numbers, scale = finite(values) * metric.scale, metric.scale
     positive = numbers[numbers > 0]
     axis = axes.xaxis if which == "x" else axes.yaxis
-    set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
+    set_scale, set_lim = (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
     zero_line = axes.axvline if which == "x" else axes.axhline
+
+    def set_limits(low: float, high: float) -> None:
+        set_lim(low / scale, high / scale)
+
     if not is_logarithmic(numbers, log):
-        axis.set_major_locator(_round_numbers())
+        axis.set_major_locator(_ScaledLocator(scale))
         if len(numbers) and ((percent and numbers.min() < NEAR_ZERO * numbers.max()) or (numbers == 0).all()):
             top = max(numbers.max(), 1e-9 if percent and numbers.max() > 0 else 1.0)
             set_limits(min(numbers.min(), 0) - 0.03 * top, 1.05 * top)
@@ -455,12 +459,12 @@ def metric_axis(
         stride = math.ceil((last - first + 1) / (MAX_TICKS_ACROSS if which == "x" else MAX_TICKS))
         ticks = [10.0**power for power in range(first, last + 1, stride)]
         if (numbers == 0).any() or low < 10.0**first:
-            set_scale("symlog", linthresh=10.0**first, linscale=max(ZERO_WIDTH, ZERO_SHARE * (last - first)))
+            set_scale("symlog", linthresh=10.0**first / scale, linscale=max(ZERO_WIDTH, ZERO_SHARE * (last - first)))
             set_limits(-0.3 * 10.0**first, 1.3 * max(high, ticks[0]))
             zero_line(0, color=GREY, linewidth=0.8, zorder=1)
             ticks = [0.0, *ticks]
             if low >= 10.0**first:  # nothing is between 0 and the first decade: the axis is interrupted there
-                _interrupt(axes, 0.55 * 10.0**first, which)
+                _interrupt(axes, 0.55 * 10.0**first / scale, which)
                 label += "\n(log; 0 stands apart)"
             else:
                 label += f"\n(log; linear below {number(10.0**first)})"
@@ -469,10 +473,21 @@ def metric_axis(
             set_limits(low / 1.3, 1.3 * high)
             if high / low < 30:  # decades alone would give one or two ticks
                 ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
-        axis.set_major_locator(FixedLocator([tick for tick in ticks if tick <= 1.3 * high]))
+        axis.set_major_locator(FixedLocator([tick / scale for tick in ticks if tick <= 1.3 * high]))
         axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(number))
+    axis.set_major_formatter(FuncFormatter(lambda place, _: number(place * scale)))
     axis.set_label_text(label)
+
+
+class _ScaledLocator(MaxNLocator):
+    """Ticks at places that are round numbers after the multiplication by a scale."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(6, steps=[1, 2, 2.5, 5, 10])
+        self._scale = scale
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        return np.asarray(super().tick_values(vmin * self._scale, vmax * self._scale)) / self._scale
 
 
 def _interrupt(axes: Axes, place: float, which: Literal["x", "y"]) -> None:
@@ -515,7 +530,7 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
     elif log:
         axes.xaxis.set_major_locator(FixedLocator(_log_ticks(distinct)))
     else:
-        axes.xaxis.set_major_locator(_round_numbers())
+        axes.xaxis.set_major_locator(_ScaledLocator(1.0))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(number))
 
@@ -531,10 +546,6 @@ def _log_ticks(values: np.ndarray) -> list[float]:
             break
     ticks = ticks[:: math.ceil(len(ticks) / MAX_TICKS_ACROSS)]
     return [0.0, *ticks] if len(positive) < len(values) else ticks
-
-
-def _round_numbers() -> MaxNLocator:
-    return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
 
 
 def fit_curves(axes: Axes, x: Any, y: Any) -> None:

@@ -79,7 +79,7 @@ from cope_sweep.read.queries.tried import tried
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
-from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.comparisons import comparing, reference
 from cope_sweep.read.tables.runs import training_command
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.read.tables.verdicts import find_row
@@ -501,10 +501,11 @@ class Queries:
 
     def table(self, question: GetTable) -> Table:
         """The table of an ablation; of a folder of results compared as its report is, unless the question says how."""
-        check_options(question)
         results = self.results(question.name, question.scale, question.set)
         default = reference(results.plan) if results.store.read_only else None
-        return Table(results, question.model_copy(update={"compare": question.compare or default}))
+        asked = question.model_copy(update={"compare": question.compare or default})
+        check_options(asked)
+        return Table(results, asked)
 
     @_answer.register
     def _table(self, question: GetTable) -> bytes:
@@ -513,9 +514,9 @@ class Queries:
     @_answer.register
     def _verdict(self, question: GetVerdict) -> Verdict:
         results = self.results(question.name, question.scale, question.set)
-        # The row in full, since `compare` also takes `paper` and an axis.
-        than = find_row(Table.of(results).model, question.than).row
-        asked = GetTable.model_construct(name=results.plan.name, compare=than, margin=question.margin)
+        model = Table.of(results).model
+        against = comparing(results.plan, model, find_row(model, question.row), find_row(model, question.than))
+        asked = GetTable.model_construct(name=results.plan.name, compare=against, margin=question.margin)
         return Table(results, asked).verdict(question.row)
 
     @_answer.register

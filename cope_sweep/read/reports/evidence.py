@@ -235,6 +235,8 @@ class Evidence:
     @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None if no metric defines `learned`."""
+        if all(column.learned is None for column in self.shown.columns):
+            return None  # without reading the curves
         return thresholds(self.shown, self.results.curves)
 
     @property

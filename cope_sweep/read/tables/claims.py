@@ -504,48 +504,52 @@ def _verdict_on_rows(outcomes: set[Outcome]) -> ClaimVerdict:
     return "not shown"
 
 
-def _our_value(row: TableRow, column: Column) -> str:
-    return row.metrics[column.name].text
+ValueOf = Callable[[TableRow, Column], tuple[float, str] | None]
+"""A row's value in a column, and its text; None: it has none."""
 
 
-def _published_value(row: TableRow, column: Column) -> str:
+def _our_value(row: TableRow, column: Column) -> tuple[float, str] | None:
     cell = row.metrics[column.name]
-    return "" if cell.published is None else cell.published_text
+    return cell.summary.mean, cell.text
 
 
-def _list_values(
-    pairs: Sequence[Pair], column: Column, than_column: Column, value_text: Callable[[TableRow, Column], str]
-) -> str:
+def _published_value(row: TableRow, column: Column) -> tuple[float, str] | None:
+    cell = row.metrics[column.name]
+    return None if cell.published is None else (cell.published.value, cell.published_text)
+
+
+def _list_values(pairs: Sequence[Pair], column: Column, than_column: Column, value_of: ValueOf) -> str:
     """The values of the rows that a claim calls better, each followed by the rows called worse; of many, a range."""
     groups: dict[str, tuple[TableRow, list[TableRow]]] = {}
     for pair in pairs:
         groups.setdefault(pair.better.row, (pair.better, []))[1].append(pair.than)
     if len(groups) > MOST_GROUPS:
-        everyone = ([better for better, _ in groups.values()], [row for _, others in groups.values() for row in others])
-        return ", ".join(
-            _value_range(rows, each, value_text, name)
-            for rows, each, name in zip(everyone, (column, than_column), ("rows", "others"), strict=True)
-            if any(value_text(row, each) for row in rows)
+        betters, others = ([row for row, _ in groups.values()], [row for _, rows in groups.values() for row in rows])
+        ranges = (
+            _value_range(betters, column, value_of, "rows"),
+            _value_range(others, than_column, value_of, "others"),
         )
+        return ", ".join(filter(None, ranges))
     parts = []
     for better, others in groups.values():
-        texts = [(better.short, value_text(better, column))]
-        texts += [(row.short, value_text(row, than_column)) for row in others]
-        with_value = [f"{row} {text}" for row, text in texts if text]
-        if len(with_value) > MOST_VALUES:
-            parts.append(f"{with_value[0]}, {_value_range(others, than_column, value_text, 'others')}")
-        elif with_value:
-            parts.append(", ".join(with_value))
-    return "; ".join(parts)
+        first, listed = (
+            [f"{row.short} {value[1]}" for row in rows if (value := value_of(row, each)) is not None]
+            for rows, each in (([better], column), (others, than_column))
+        )
+        if len(first) + len(listed) > MOST_VALUES:
+            listed = [_value_range(others, than_column, value_of, "others")]
+        parts.append(", ".join(first + listed))
+    return "; ".join(filter(None, parts))
 
 
-def _value_range(
-    rows: Sequence[TableRow], column: Column, value_text: Callable[[TableRow, Column], str], name: str
-) -> str:
-    """`9 others from FoX 0.4 to ALiBi 76.2`."""
-    ordered = sorted(rows, key=lambda row: row.metrics[column.name].summary.mean)
-    ends = " to ".join(f"{row.short} {value_text(row, column)}" for row in (ordered[0], ordered[-1]))
-    return f"{len(rows)} {name} from {ends}"
+def _value_range(rows: Sequence[TableRow], column: Column, value_of: ValueOf, name: str) -> str:
+    """`9 others from FoX 0.4 to ALiBi 76.2`, of those that have a value; empty if none has."""
+    found = [(value, row.short) for row in rows if (value := value_of(row, column)) is not None]
+    if not found:
+        return ""
+    ordered = sorted(found, key=lambda each: each[0][0])
+    ends = " to ".join(f"{short} {text}" for (_, text), short in (ordered[0], ordered[-1]))
+    return f"{len(found)} {name} from {ends}"
 
 
 def hypothesis_verdict(findings: Sequence[Finding]) -> str:

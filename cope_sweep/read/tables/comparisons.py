@@ -37,6 +37,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.points import agreeing_rows
 from cope_sweep.config.source import spelled_as
 from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
@@ -51,11 +52,10 @@ from cope_sweep.read.tables.model import (
     TableModel,
     TableRow,
     named_label,
-    same_labels,
 )
-from cope_sweep.read.tables.pairs import PairTest, claim_tests, is_better
+from cope_sweep.read.tables.pairs import PairTest, claim_families, claim_tests, corrected, is_better
 from cope_sweep.read.tables.row_names import axis_of_label, find_axis, named_rows
-from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, t_quantile, t_tail
+from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, t_quantile, t_tail
 from cope_sweep.store import QueryError
 
 LEAST_RUNS = 3
@@ -100,6 +100,7 @@ TOO_FEW_SECONDARY_RULE = (
     "with {runs}, it is at least {smallest_p}. "
 )
 UNTESTED_RULE = "Too few runs are finished for a test. "
+NO_REFERENCE_RULE = "No row has the same labels on the other axes, so none is compared. "
 OTHERS_RULE = "The other metrics are descriptive."
 OTHERS_AND_CLAIMED_RULE = "The other metrics are descriptive, except where a claim compares a pair of rows by them."
 BETTER_OR_WORSE = "the row is better or worse"
@@ -235,6 +236,19 @@ def reference(plan: Plan) -> str | None:
     return f"{others[0]}={chosen.labels[others[0]]}" if TASK in varied and len(others) == 1 else chosen.name
 
 
+def comparing(plan: Plan, model: TableModel, row: TableRow, than: TableRow) -> str:
+    """An argument of `compared` with which the table compares a row with another one.
+
+    The default, if that does; else the label of the other row on an axis where they differ, so that p is corrected for
+    rows of the same kind; else the other row.
+    """
+    differing = [key for key in row.labels.keys() & than.labels.keys() if row.labels[key] != than.labels[key]]
+    for against in (reference(plan), *(f"{key}={than.labels[key]}" for key in model.axes if key in differing)):
+        if against is not None and compared(model, against).references.get(row.row) == than.row:
+            return against
+    return than.row
+
+
 def _uses_cope(encodings: object) -> bool:
     return isinstance(encodings, (list, tuple)) and any(encoding.kind == METHOD for encoding in encodings)
 
@@ -251,11 +265,10 @@ def _compare_with_row(model: TableModel, other: TableRow) -> TableModel:
 def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
     """Compare each row with the one that has another label on one axis."""
     with_label = [row for row in model.rows if row.labels.get(key) == label]
-    references = {}
-    for row in model.rows:
-        matching = [other for other in with_label if same_labels(row, other, {key})]
-        if row.labels.get(key) != label and len(matching) == 1:
-            references[row.row] = matching[0]
+    matching: dict[str, list[TableRow]] = {}
+    for row, other in agreeing_rows([row for row in model.rows if row.labels.get(key) != label], with_label, {key}):
+        matching.setdefault(row.row, []).append(other)
+    references = {name: others[0] for name, others in matching.items() if len(others) == 1}
     description = f"the row with {model.axes[key]} = {label}"
     if len(with_label) > 1:
         description += " and the same values of the other axes"
@@ -276,16 +289,14 @@ def _compare_with_references(
     """
 
     def find_reference(row: TableRow, column: Column) -> TableRow | None:
-        other = references.get(row.row)
-        if other is None or not column.compared or not row.metrics[column.name].values:
-            return None
-        return other if other.metrics[column.name].values else None
+        return references.get(row.row) if column.compared else None
 
-    comparisons, test_rule = _compare_rows(
-        model, model.primary, find_reference, ("better", "worse"), BETTER_OR_WORSE, label
-    )
     difference_rule = DIFFERENCE_RULE.format(metric=model.primary.label, row=description)
-    with_comparisons = _fill(model, comparisons, difference_rule + test_rule)
+    if not references:
+        return _fill(model, {}, difference_rule + NO_REFERENCE_RULE)
+    with_comparisons = _compare_rows(
+        model, model.primary, find_reference, ("better", "worse"), BETTER_OR_WORSE, label, difference_rule
+    )
     of_rows = {name: other.row for name, other in references.items()}
     return replace(with_comparisons, difference_rule=difference_rule, references=of_rows)
 
@@ -296,7 +307,7 @@ def _compare_order(model: TableModel) -> TableModel:
 
     def find_reference(row: TableRow, column: Column) -> TableRow | None:
         cell, best = row.metrics[column.name], best_rows.get(column.name)
-        if best is None or row is best or cell.published is None or not cell.values:
+        if best is None or row is best or cell.published is None:
             return None
         best_value = best.metrics[column.name].published
         return best if best_value is not None and best_value.value != cell.published.value else None
@@ -307,14 +318,18 @@ def _compare_order(model: TableModel) -> TableModel:
     tested_column = model.primary
     if model.primary not in with_published:
         tested_column = next((column for column in with_published if column.compared), model.primary)
-    comparisons, test_rule = _compare_rows(
-        model, tested_column, find_reference, ("opposite order", "same order"), SAME_OR_OPPOSITE
-    )
     keys = ", ".join(model.replaced[:LISTED_KEYS])
     if len(model.replaced) > LISTED_KEYS:
         keys += ", …"
     order_rule = ORDER_RULE.format(keys=keys, metric=tested_column.label)
-    with_comparisons = _fill(model, comparisons, order_rule + test_rule)
+    with_comparisons = _compare_rows(
+        model,
+        tested_column,
+        find_reference,
+        ("opposite order", "same order"),
+        SAME_OR_OPPOSITE,
+        difference_rule=order_rule,
+    )
     return replace(with_comparisons, answer=_answer(with_comparisons, tested_column))
 
 
@@ -338,68 +353,71 @@ def _compare_rows(
     verdicts: tuple[str, str],
     meaning: str,
     label: str | None = None,
-) -> tuple[dict[CellKey, Comparison], str]:
-    """The comparisons of a table's cells, and the rule that explains them.
+    difference_rule: str = "",
+) -> TableModel:
+    """The table with the comparisons of its cells, and with the rule that explains them.
 
     Args:
         model: The table.
         tested_column: The column that gets corrected p and verdicts. All others are descriptive.
-        find_reference: The row to compare a cell with; None: the cell is not compared.
+        find_reference: The row to compare a cell with, also where one has no values yet; None: it is not compared.
         verdicts: The verdict on a row that is better, and on one that is worse.
         meaning: What p ≤ 0.05 means, for the rule.
         label: What `Comparison.against` calls the references; None: their names.
+        difference_rule: The beginning of the rule.
     """
     comparisons: dict[CellKey, Comparison] = {}
+    claimed_sizes = {frozenset(pair): len(family) for family in claim_families(model) for pair in family}
+    family_sizes: dict[str, int] = {}
     of_claims = claim_tests(model)
-    claimed: dict[CellKey, PairTest] = {}
-    tested_cells: dict[str, list[CellKey]] = {}  # by reference
+    tested_claims: dict[CellKey, PairTest] = {}
+    secondary: dict[str, dict[CellKey, Difference | None]] = {}  # by reference; those of the tested column
 
-    def with_verdict(key: CellKey, p: float, smallest_p: float, goal: str) -> None:
-        if math.isnan(p):
-            return
-        comparison, verdict = comparisons[key], DESCRIPTIVE
-        if smallest_p <= SIGNIFICANT_P:
-            verdict = verdicts[0] if is_better(comparison.difference, goal) else verdicts[1]
-            if p > SIGNIFICANT_P:
+    def compare(key: CellKey, against: str, test: PairTest, goal: str) -> None:
+        verdict = DESCRIPTIVE
+        if not math.isnan(test.p) and test.is_testable:
+            verdict = verdicts[0] if is_better(test.difference, goal) else verdicts[1]
+            if not test.is_significant:
                 verdict = SAME
-        comparisons[key] = replace(comparison, p_adjusted=p, verdict=verdict)
+        p = None if math.isnan(test.p) else test.p
+        comparisons[key] = Comparison(against, test.difference, verdict, p)
 
     for row in model.rows:
         for column in model.columns:
             other = find_reference(row, column)
             if other is None:
                 continue
-            key = row.row, column.name
-            test = of_claims.get((key, (other.row, column.name)))
-            if test is None:
-                difference = model.difference(row.metrics[column.name], other.metrics[column.name])
+            key, other_key = (row.row, column.name), (other.row, column.name)
+            cell, other_cell = row.metrics[column.name], other.metrics[column.name]
+            if (size := claimed_sizes.get(frozenset((key, other_key)))) is not None:
                 if column is tested_column:
-                    tested_cells.setdefault(other.row, []).append(key)
-            else:
-                difference, claimed[key] = test.difference, test
-            family = 1 if test is None else test.compared
-            comparisons[key] = Comparison(label or other.row, difference, DESCRIPTIVE, compared=family)
+                    family_sizes[row.row] = size
+                if (test := of_claims.get((key, other_key))) is not None:
+                    compare(key, label or other.row, test, column.goal)
+                    if not math.isnan(test.p):
+                        tested_claims[key] = test
+                continue
+            difference = model.difference(cell, other_cell) if cell.values and other_cell.values else None
+            if column is tested_column:
+                secondary.setdefault(other.row, {})[key] = difference
+            elif difference is not None:
+                comparisons[key] = Comparison(label or other.row, difference, DESCRIPTIVE)
+    for other_name, differences in secondary.items():
+        family_sizes |= {name: len(differences) for name, _ in differences}
+        for key, test in zip(differences, corrected(list(differences.values())), strict=True):
             if test is not None:
-                with_verdict(key, test.p, test.smallest_p, column.goal)
-    for keys in tested_cells.values():
-        differences = [comparisons[key].difference for key in keys]
-        corrected = holm([difference.p for difference in differences])
-        smallest = holm([difference.smallest_p for difference in differences])
-        for key, p, smallest_p in zip(keys, corrected, smallest, strict=True):
-            comparisons[key] = replace(comparisons[key], compared=len(keys))
-            with_verdict(key, p, smallest_p, tested_column.goal)
-    of_others = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
-    tested_claims = {key: test for key, test in claimed.items() if not math.isnan(test.p)}
+                compare(key, label or other_name, test, tested_column.goal)
     in_column = [test for (_, name), test in tested_claims.items() if name == tested_column.name]
     rule = ""
     if in_column:
         rule = _claimed_rule(in_column, meaning, is_paired=model.paired)
-    if of_others or not in_column:
-        rule += _test_rule(of_others, meaning, is_paired=model.paired, is_secondary=bool(in_column))
+    if secondary or not in_column:
+        families = [list(differences.values()) for differences in secondary.values()]
+        rule += _test_rule(families, meaning, is_paired=model.paired, is_secondary=bool(in_column))
     if any(column.compared and column is not tested_column for column in model.columns):
         has_others = len(tested_claims) > len(in_column)
         rule += OTHERS_AND_CLAIMED_RULE if has_others else OTHERS_RULE
-    return comparisons, rule
+    return replace(_fill(model, comparisons, difference_rule + rule), family_sizes=family_sizes)
 
 
 def _claimed_rule(tests: Sequence[PairTest], meaning: str, *, is_paired: bool) -> str:
@@ -416,25 +434,26 @@ def _runs_text(counts: Iterable[int], is_paired: bool) -> str:
     return f"{_alternatives(counts)} {'pairs of runs' if is_paired else 'runs a row'}"
 
 
-def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_paired: bool, is_secondary: bool) -> str:
+def _test_rule(
+    families: Sequence[Sequence[Difference | None]], meaning: str, *, is_paired: bool, is_secondary: bool
+) -> str:
     """The rule of a test.
 
     Args:
-        families: The differences that are corrected together; those without a p are not tested.
+        families: The differences that are corrected together, also those that are not there or not tested yet.
         meaning: What p ≤ 0.05 means.
         is_paired: Whether runs are compared in pairs.
         is_secondary: Whether `_claimed_rule` stands before it, with the same test.
     """
-    tested = [[difference for difference in family if not math.isnan(difference.p)] for family in families]
-    tested = [family for family in tested if family]
-    if not tested:
+    tests = [test for family in families for test in corrected(family) if test is not None and not math.isnan(test.p)]
+    if not tests:
         return "" if is_secondary else UNTESTED_RULE
-    smallest_p = min(min(holm([difference.smallest_p for difference in family])) for family in tested)
-    sizes = {len(family) for family in tested}
+    smallest_p = min(test.smallest_p for test in tests)
+    sizes = {test.compared for test in tests}
     comparisons = f"{_alternatives(sizes)} comparison{'s' if max(sizes) > 1 else ''}"
     if len(families) > 1:
         comparisons += " with the same row"
-    run_counts = {count for family in tested for difference in family for count in difference.n}
+    run_counts = {count for test in tests for count in test.difference.n}
     rule = TEST_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_RULE
     if is_secondary:
         rule = SECONDARY_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_SECONDARY_RULE

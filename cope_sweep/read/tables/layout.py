@@ -176,9 +176,11 @@ def _note(model: TableModel) -> str:
     quantities = {column.quantity for column in model.columns if column.compared and column.unit == "%"}
     if len(quantities) == 1:
         sentences.append(f"Percentages: {quantities.pop()}")
-    in_part = [column for row, column, cell in cells if 0 < cell.summary.n < row.seeds]
-    if any(learning_parts(column.name)[0] == OF_LEARNED for column in in_part):
+    in_part = [(row, column, cell) for row, column, cell in cells if 0 < cell.summary.n < row.seeds]
+    if any(learning_parts(column.name)[0] == OF_LEARNED for _, column, _ in in_part):
         sentences.append("(n=…): only n seeds have learned the task, or are finished")
+    elif any(cell.summary.n < row.counts["finished"] for row, _, cell in in_part):
+        sentences.append("(n=…): only n seeds are finished with a finite value")
     elif in_part:
         sentences.append("(n=…): only n seeds are finished")
     for column in model.columns:
@@ -188,8 +190,9 @@ def _note(model: TableModel) -> str:
         were = "runs were" if model.stopped > 1 else "run was"
         sentences.append(f"{model.stopped} {were} stopped early and left out")
     if any(cell.best for _, _, cell in cells):
-        has_groups = model.group is not None or len(encoding_groups(model.rows)) > 1
-        sentences.append("Bold: best of its group" if has_groups else "Bold: best")
+        has_encoding_groups = len(encoding_groups(model.rows)) > 1 and not model.marks_groups
+        of_group = "Bold: best of its group" if model.marks_groups else "Bold: best"
+        sentences.append("Bold: the best encoding, all else equal" if has_encoding_groups else of_group)
     if any(cell.mostly_stuck for _, _, cell in cells):
         sentences.append(f"{STUCK}: most seeds are stuck")
     example = next((cell for _, _, cell in cells if cell.stuck and not cell.mostly_stuck), None)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import is_field
+from cope_sweep.config.points import agreeing_rows
 from cope_sweep.read.numbers import (
     MAX_DECIMALS,
     MISSING,
@@ -115,7 +116,8 @@ class Column:
     @property
     def bounds(self) -> Bounds:
         """The range of its values."""
-        return bounds_of(self.name, self.unit)
+        bounds = bounds_of(self.name, self.unit)
+        return replace(bounds, high=bounds.high / self.scale)  # the unit belongs to what is printed
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,6 @@ class Comparison:
     """p after Holm's correction; None: this comparison was not tested."""
     margin: float | None = None
     """The largest difference that agrees with the paper."""
-    compared: int = 1
-    """The number of comparisons that p is corrected for."""
 
 
 @dataclass(frozen=True)
@@ -370,22 +370,31 @@ class TableModel:
     """The result of the comparisons in a sentence."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Name of a row → the row that it is compared with, also where one of them has no values yet."""
+    family_sizes: Mapping[str, int] = field(default_factory=dict)
+    """The same → the number of comparisons that the p of this one is corrected for, by the primary metric."""
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
     claims: tuple[ClaimedRows, ...] = ()
     """The rows that the claims of the ablation compare."""
     group: str | None = None
     """The axis by which rows are grouped, which is then the first one; None without groups."""
+    marks_groups: bool = False
+    """Whether the best means of these groups are marked, instead of those of `encoding_groups`."""
 
     @cached_property
     def claimed(self) -> tuple[ClaimedPair, ...]:
         """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
         rows = {row.row: row for row in self.rows}
         return tuple(
-            ClaimedPair(of_claim.claim, (row, of_claim.column), (other, of_claim.than_column), of_claim.is_by_margin)
+            ClaimedPair(
+                of_claim.claim, (row.row, of_claim.column), (other.row, of_claim.than_column), of_claim.is_by_margin
+            )
             for of_claim in self.claims
-            for row, other in itertools.product(of_claim.better, of_claim.than)
-            if row in rows and other in rows and same_labels(rows[row], rows[other], of_claim.differing_axes)
+            for row, other in agreeing_rows(
+                [rows[name] for name in of_claim.better if name in rows],
+                [rows[name] for name in of_claim.than if name in rows],
+                of_claim.differing_axes,
+            )
         )
 
     @property
@@ -456,12 +465,6 @@ def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
 def other_labels(row: TableRow) -> tuple[tuple[str, str], ...]:
     """The labels of a row's task and training: (axis key, label), without its encoding and the fields of encodings."""
     return tuple((key, label) for key, label in row.labels.items() if key != POSITION and not is_field(key))
-
-
-def same_labels(row: TableRow, other: TableRow, except_keys: Collection[str]) -> bool:
-    """Whether two rows have the same labels on all axes that both have, except these."""
-    shared_keys = (row.labels.keys() & other.labels.keys()) - set(except_keys)
-    return all(row.labels[key] == other.labels[key] for key in shared_keys)
 
 
 def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:

@@ -3,15 +3,15 @@
 A pair has one p in a document: claims and comparisons (`tables.claims`, `tables.comparisons`) both take it from here.
 It is corrected by Holm's method for the pairs that all claims of the ablation compare on the same column and task,
 which are rows with the same labels on all axes except the encoding. Pairs that only claims with a margin compare are
-corrected apart: such claims are judged by intervals, and p only tells whether they are wrong. Pairs without finished
-runs count with p = 1, so that a verdict does not fall when they are trained.
+corrected apart: such claims are judged by intervals, and p only tells whether they are wrong. Pairs with too few
+finished runs for a test count with p = 1, so that a verdict does not fall when they are trained.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cope_sweep.read.tables.model import CellKey, MetricCell, TableModel, TableRow, other_labels
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, holm
@@ -24,7 +24,7 @@ class PairTest:
     difference: Difference
     """The cell minus the other."""
     p: float
-    """After Holm's correction; NaN if one of the rows has fewer than two values."""
+    """After Holm's correction; NaN if there are too few values for a test."""
     smallest_p: float
     """The smallest p possible with this number of runs, after the same correction."""
     compared: int = 1
@@ -44,6 +44,30 @@ class PairTest:
 def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]:
     """The tests of all pairs that claims of a table compare, in both directions; none for pairs without values."""
     rows = {row.row: row for row in model.rows}
+    tests: dict[tuple[CellKey, CellKey], PairTest] = {}
+    for family in claim_families(model):
+        differences = [_difference(model, *(_cell(rows, key) for key in pair)) for pair in family]
+        for (key, other_key), test in zip(family, corrected(differences), strict=True):
+            if test is not None:
+                tests[key, other_key] = test
+                tests[other_key, key] = replace(test, difference=test.difference.reversed())
+    return tests
+
+
+def corrected(differences: Sequence[Difference | None]) -> list[PairTest | None]:
+    """The tests of a family of pairs, corrected for all of them; None for those that have no values yet."""
+    values = [Difference(math.nan) if each is None else each for each in differences]
+    p_values = holm([1.0 if math.isnan(each.p) else each.p for each in values])
+    smallest = holm([1.0 if math.isnan(each.smallest_p) else each.smallest_p for each in values])
+    return [
+        None if each is None else PairTest(each, math.nan if math.isnan(each.p) else p, smallest_p, len(differences))
+        for each, p, smallest_p in zip(differences, p_values, smallest, strict=True)
+    ]
+
+
+def claim_families(model: TableModel) -> Collection[Sequence[tuple[CellKey, CellKey]]]:
+    """The pairs of cells that claims compare, each once; those that are corrected together in one sequence."""
+    rows = {row.row: row for row in model.rows}
     families: dict[tuple[bool, str, tuple[tuple[str, str], ...]], list[tuple[CellKey, CellKey]]] = {}
     seen: set[frozenset[CellKey]] = set()
     for claimed in sorted(model.claimed, key=lambda each: each.is_by_margin):
@@ -53,18 +77,7 @@ def claim_tests(model: TableModel) -> Mapping[tuple[CellKey, CellKey], PairTest]
             (row, column), (other, _) = pair
             task = _shared_labels(rows[row], rows[other])
             families.setdefault((claimed.is_by_margin, column, task), []).append(pair)
-    tests: dict[tuple[CellKey, CellKey], PairTest] = {}
-    for family in families.values():
-        differences = {pair: _difference(model, *(_cell(rows, key) for key in pair)) for pair in family}
-        p_values = holm([1.0 if each is None else each.p for each in differences.values()])
-        smallest = holm([1.0 if each is None else each.smallest_p for each in differences.values()])
-        for (key, other_key), difference, p, smallest_p in zip(
-            differences, differences.values(), p_values, smallest, strict=True
-        ):
-            if difference is not None:
-                tests[key, other_key] = PairTest(difference, p, smallest_p, len(family))
-                tests[other_key, key] = PairTest(difference.reversed(), p, smallest_p, len(family))
-    return tests
+    return families.values()
 
 
 def _cell(rows: Mapping[str, TableRow], key: CellKey) -> MetricCell:

@@ -92,7 +92,7 @@ def latex(
         label: For `\ref`; None: `tab:` and the ablation's name. The label of the comparisons ends with `-comparisons`.
         notes: Whether notes follow below the table (`tablenotes`).
         group: Group rows by their label on this axis, for which they share one cell, and mark the best values of each
-            group; None: the first axis on which rows differ.
+            group; None: group them by the first axis on which they differ, and mark the values that other formats mark.
 
     Raises QueryError for an unknown axis.
     """
@@ -122,11 +122,11 @@ def latex(
 
 
 def _grouped(model: TableModel, name: str | None) -> TableModel:
-    """The table grouped by the labels of an axis, which becomes the first; best means are marked in each group.
+    """The table grouped by the labels of an axis, which becomes the first.
 
     Args:
         model: The table. If its rows differ on one axis only, it is returned unchanged.
-        name: The axis; None: the first axis on which rows differ.
+        name: The axis, in whose groups best means are marked; None: the first axis on which rows differ. Marks stay.
 
     Raises QueryError for an unknown axis.
     """
@@ -140,10 +140,13 @@ def _grouped(model: TableModel, name: str | None) -> TableModel:
         return model
     groups: dict[str, list[TableRow]] = {}
     for row in model.rows:
-        unmarked = {metric: replace(cell, best=False) for metric, cell in row.metrics.items()}
-        groups.setdefault(row.labels.get(key, ""), []).append(replace(row, metrics=unmarked))
-    rows = [row for group in groups.values() for row in mark_best(group, model.columns)]
-    return replace(model, rows=tuple(rows), axes={key: model.axes[key], **model.axes}, group=key)
+        metrics = row.metrics
+        if name:
+            metrics = {metric: replace(cell, best=False) for metric, cell in metrics.items()}
+        groups.setdefault(row.labels.get(key, ""), []).append(replace(row, metrics=metrics))
+    rows = [row for group in groups.values() for row in (mark_best(group, model.columns) if name else group)]
+    with_groups = replace(model, rows=tuple(rows), group=key, marks_groups=bool(name))
+    return replace(with_groups, axes={key: model.axes[key], **model.axes})
 
 
 def _latex_table(

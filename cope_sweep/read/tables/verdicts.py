@@ -77,12 +77,12 @@ def _verdict(
 ) -> Verdict:
     cell, other_cell = (each.metrics[model.primary.name] for each in (row, other))
     comparison = cell.comparison or Comparison(other.row, model.difference(cell, other_cell), DESCRIPTIVE)
-    test = comparison.difference
+    test, compared = comparison.difference, model.family_sizes[row.row]
     width = _margin(margin, other_cell)
     unfinished = [run.run_id for each in (row, other) for run, record in each.runs if record.status != "finished"]
     needed = 0
     if math.isnan(test.p) or comparison.verdict == DESCRIPTIVE:
-        needed = least_seeds(comparison.compared, is_paired=model.paired)
+        needed = least_seeds(compared, is_paired=model.paired)
     word: VerdictWord = "unclear"
     if unfinished or needed:
         word = "too few seeds"
@@ -112,7 +112,7 @@ def _verdict(
         ci_low=finite(test.ci_low),
         ci_high=finite(test.ci_high),
         p=comparison.p_adjusted,
-        compared=comparison.compared,
+        compared=compared,
         n=test.n,
         paired=model.paired,
         margin=width,

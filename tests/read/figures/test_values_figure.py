@@ -37,6 +37,13 @@ def test_names_stand_after_the_numbers_of_an_axis(store):
     assert places["x_label"].tolist() == ["2", "10", "full"]
 
 
+def test_null_is_a_value_of_an_axis(store):
+    plan = plan_of(grid={"train.clip": [None, 0.5, 1.0]})
+    fill(plan, store)
+    places = made("values", plan, store).frame.drop_duplicates("x_label").sort_values("x")
+    assert places["x_label"].tolist() == ["0.5", "1.0", plan.rows[0].labels["train.clip"]]
+
+
 def test_the_panels_of_a_metric_are_one_line(store):
     base = {key: values for key, values in CONTENT["base"].items() if key != "task"}
     tasks = {f"Task {pairs}": {"kind": "flip_flop", "pairs": pairs} for pairs in (2, 3, 4, 5)}

@@ -39,7 +39,7 @@ claims = st.builds(
         "says": says, "margin": 1.0,
     },
     labels, labels, st.sampled_from(METRICS), st.sampled_from(["better", "equivalent", "not worse"]),
-)  # fmt: skip
+).filter(lambda claim: set(claim["than"]["model.position"]) - set(claim["better"]["model.position"]))  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)
@@ -168,3 +168,17 @@ def test_claims_with_a_margin_cost_the_others_nothing():
     assert p_of(better, same | {"than": {"model.position": ["ALiBi", "None"]}}) == [1, 2]
     assert p_of(same | {"than": {"model.position": ["RoPE", "None"]}}, better) == [1, 1]
     assert p_of(better, better | {"than": {"model.position": "None"}}) == [2, 2]
+
+
+@pytest.mark.parametrize("finished", range(6))
+def test_a_pair_with_too_few_runs_for_a_test_counts_in_the_correction(finished):
+    """Two claims about 5 seeds that do not overlap: 2 · 2/252 by Holm, before and after the other row has a run."""
+    stated = [
+        {"text": f"CoPE or {other}", "better": {"model.position": "CoPE"}, "than": {"model.position": other}}
+        for other in ("RoPE", "None")
+    ]
+    grid = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}
+    plan = plan_of(grid=grid, seeds=list(range(5)), claims=stated, metrics=[{"name": name} for name in METRICS])
+    rows = [[[value, 0.0] for value in values] for values in (NEAR, FAR, FAR[:finished])]
+    first, *_ = claim_findings(plan, model_of(plan, [*rows[0], *rows[1], *rows[2]]))
+    assert (first.verdict, first.p) == ("shown", pytest.approx(4 / 252))

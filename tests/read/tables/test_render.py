@@ -202,8 +202,22 @@ def latex_rows(text):
     return [line.strip() for line in text.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()]
 
 
-def test_latex_groups_rows_and_marks_the_best_of_each_group(two_axes):
+def test_latex_marks_what_other_formats_mark(two_axes):
     text = table(*two_axes).to_latex()
+    assert latex_rows(text) == [
+        r"\multirow[t]{2}{*}{CoPE} & 1 & 1,234 & \textbf{3.00} & 3.000 \\",
+        r"& 2 & 1,234 & \textbf{1.00} & 1.000 \\",
+        r"\cmidrule{1-5}",
+        r"\multirow[t]{2}{*}{RoPE} & 1 & 1,234 & 5.00 & \textbf{5.000} \\",
+        r"& 2 & 1,234 & 4.00 & \textbf{4.000} \\",
+    ]
+    assert r"\item One seed. Percentages: token error. Bold: the best encoding, all else equal." in text
+    bold = re.findall(r"\*\*([\d.]+)\*\*", table(*two_axes).to_markdown())
+    assert bold == ["3.00", "1.00", "5.000", "4.000"]
+
+
+def test_latex_marks_the_best_of_each_group_that_is_asked_for(two_axes):
+    text = table(*two_axes).to_latex(group="model.position")
     assert latex_rows(text) == [
         r"\multirow[t]{2}{*}{CoPE} & 1 & 1,234 & 3.00 & \textbf{3.000} \\",
         r"& 2 & 1,234 & \textbf{1.00} & 1.000 \\",

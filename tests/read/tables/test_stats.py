@@ -1,5 +1,6 @@
 import itertools
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -191,7 +192,9 @@ def test_seeds_are_not_paired():
     assert two_rows(row(A), row(B)) == two_rows(row(A), row(B, first=10))
 
 
-@pytest.mark.parametrize(("n", "m", "p"), [(2, 2, 1 / 3), (3, 3, 0.1), (5, 5, 2 / 252), (3, 5, 1 / 56), (20, 20, 1e-4)])
+@pytest.mark.parametrize(
+    ("n", "m", "p"), [(2, 2, 1 / 3), (3, 3, 0.1), (5, 5, 2 / 252), (3, 5, 1 / 56), (10, 10, 2 / 184756), (20, 20, 5e-5)]
+)
 def test_the_least_p_of_so_many_runs(n, m, p):
     assert smallest_p(n, m) == pytest.approx(p)
     far = two_rows(row(range(n)), row(range(1000, 1000 + m)))
@@ -206,6 +209,33 @@ def test_of_many_runs_random_divisions_are_counted():
     assert got == two_rows(row(a.tolist()), row(b.tolist())), "the same divisions each time"
     interval = scipy.stats.ttest_ind(a, b).confidence_interval()
     assert (got.ci_low, got.ci_high) == pytest.approx((interval.low, interval.high), abs=0.05)
+
+
+@pytest.mark.parametrize("n", [7, 12])
+@pytest.mark.parametrize("seed", range(5))
+def test_it_does_not_matter_which_run_or_row_comes_first(n, seed):
+    """Of 12 and 12 runs a sample of the divisions is drawn."""
+    random = Random(seed)
+    a, b = ({seed: random.gauss(centre, 1) for seed in range(n)} for centre in (0, 0.9))
+    shuffled = dict(random.sample(list(a.items()), n))
+    assert two_rows(shuffled, b) == two_rows(a, b)
+    forward, back = two_rows(a, b), two_rows(b, a).reversed()
+    assert (forward.p, forward.ci_low, forward.ci_high) == (back.p, back.ci_low, back.ci_high)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e-80, 1.0, 1e80, 1e149])
+def test_values_of_any_size_can_be_tested(size):
+    a, b = ({seed: size * value for seed, value in enumerate(values)} for values in ([1, 2, 3, 4], [5, 6, 8, 9]))
+    found = two_rows(a, b)
+    assert found.p == pytest.approx(2 / 70)
+    assert found.effect == pytest.approx(two_rows({0: 1, 1: 2, 2: 3, 3: 4}, {0: 5, 1: 6, 2: 8, 3: 9}).effect)
+
+
+def test_an_end_of_an_interval_that_is_0_up_to_rounding_is_0():
+    a, b = ([0, 0, 0, 2 / 3, 1 / 3], [4 / 3, 1, 4 / 3, 0, 2])
+    found = two_rows(dict(enumerate(a)), dict(enumerate(b)))
+    assert found.p > 0.05
+    assert found.ci_high == 0
 
 
 def test_a_true_null_hypothesis_is_rejected_at_most_as_often_as_said():
@@ -317,7 +347,7 @@ def test_of_many_pairs_some_flips_are_drawn():
     rng = np.random.default_rng(0)
     differences = rng.normal(0.5, 1.0, 20)
     got = paired_rows(row(differences), dict.fromkeys(range(20), 0.0))
-    assert got.smallest_p == 1 / 10_000
+    assert got.smallest_p == 1 / 20_000
     assert got.p == pytest.approx(scipy.stats.ttest_1samp(differences, 0).pvalue, abs=0.02)
     # The effect is that of the mean in standard deviations of the differences, corrected as Hedges' g.
     assert got.effect == pytest.approx(differences.mean() / differences.std(ddof=1) * 0.96, rel=0.01)

@@ -44,6 +44,18 @@ def test_counts_and_progress():
     }  # fmt: skip
 
 
+def test_of_a_run_without_a_finite_value_the_note_does_not_say_that_it_is_not_finished():
+    texts = [layout(model_of(plan_of(), 1.0, value, 2.0, 3.0)).notes[0] for value in (math.nan, None)]
+    assert "(n=…): only n seeds are finished with a finite value" in texts[0]
+    assert "(n=…): only n seeds are finished." in texts[1]
+
+
+def test_an_interval_of_percentages_ends_at_100_printed():
+    plan = plan_of(seeds=[0, 1, 2], metrics=[{"name": "in_dist/token_error", "unit": "%", "scale": 100}])
+    cell = model_of(plan, 0.9, 1.0, 1.0).rows[0].metrics["in_dist/token_error"]
+    assert 0 < cell.summary.ci_low < cell.summary.mean < cell.summary.ci_high < 1
+
+
 @pytest.mark.parametrize(
     ("values", "lowest", "highest"),
     [

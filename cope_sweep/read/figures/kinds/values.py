@@ -150,7 +150,8 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
         places = {str(row): float(value) for row, value in means.items()}
         return places, dict.fromkeys(places, "")
     settings = {row.name: setting(row, key) for row in rows}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    # On an axis of the ablation, null is a value like others; `full` and null have no place among numbers.
+    settings = {row.name: settings[row.name] for row in rows if key in row.labels or settings[row.name] is not None}
     if settings and all(is_finite_number(value) for value in settings.values()):
         return {name: float(value) for name, value in settings.items()}, dict.fromkeys(settings, "")
     labels = {row.name: row.labels.get(key, str(settings.get(row.name, ""))) for row in rows}
