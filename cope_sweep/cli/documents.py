@@ -135,8 +135,18 @@ def table(
     from cope_sweep.read.tables import FORMATS as TABLES
 
     queries = open_queries(store, index, ablations, committed=committed)
+    if as_json and file_format not in (None, "json"):
+        raise UserError(
+            f"--json is --format json; leave out one of --json and --format {file_format}",
+            code="conflicting_options",
+            options=["--json", "--format"],
+        )
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
+    if margin is not None and chosen != "json" and fail_unless is None:
+        raise UserError(
+            "--margin is for verdicts; add --json or --fail-unless, or leave it out", code="no_effect", option="margin"
+        )
     question = GetTable.model_construct(
         name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
         runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
@@ -348,7 +358,12 @@ def figure(
     name = find_run_id(queries, ablation)
     selected: dict[str, Any] = {"metric": metric, "x": x, "panels": panels, "row": row, "log": log}
     selects = any(value not in (None, []) for value in selected.values())
-    selects |= any(value is not None for value in (show, *heads, mark, split, position, text, file, first, seed))
+    of_maps_alone = {
+        "show": show, "heads": heads or None, "mark": mark, "split": split, "sequence": position, "text": text,
+        "file": file, "first": first, "seed": seed,
+    }  # fmt: skip
+    chosen_of_maps = [f"--{option}" for option, value in of_maps_alone.items() if value is not None]
+    selects |= bool(chosen_of_maps)
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
     if not (is_checkpoint or selects) and kind in (None, "maps"):
@@ -357,6 +372,12 @@ def figure(
     of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
     if of_heads:
         wanted = ["maps"]
+    elif chosen_of_maps:
+        raise UserError(
+            f"{chosen_of_maps[0]} is an option of maps; add --kind maps, or leave it out",
+            code="no_effect",
+            option=chosen_of_maps[0].removeprefix("--"),
+        )
     if output is not None and len(wanted) > 1:
         raise UserError(
             f"--output names one file, but {name} declares {', '.join(declared)}; choose one with --kind",
@@ -392,6 +413,12 @@ def figure(
         data = maps_config.of_checkpoint(_checkpoint(queries, name, scale, sets, row, seed), typed_text)
         maps = Figure("maps", data.title, data, wanted_size, style)
     if output is None and chosen == "csv" and len(wanted) == 1:
+        if as_json:
+            raise UserError(
+                "--format csv prints the data themselves; leave out --json, or name a file with --output",
+                code="conflicting_options",
+                options=["--json", "--format"],
+            )
         save(None, chosen, partial(write, figure=wanted[0]))
         return
     files_written: list[dict[str, Any]] = []

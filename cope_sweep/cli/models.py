@@ -296,7 +296,9 @@ def probe(
     elif statistics["heads"]:
         _print_table(statistics["heads"])
     else:
-        make_console().print(f"no gates: {encodings} has no contextual positions; --html and --out write the attention")
+        make_console().print(
+            f"no gates: {encodings} has no contextual positions; --html and --output write the attention"
+        )
 
 
 def _print_loads(loads: list[dict[str, Any]], encodings: str) -> None:

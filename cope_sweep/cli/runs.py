@@ -299,7 +299,7 @@ def runs(
         "ablation": ablation, "scale": scale, "set": sets, "sort": sort, "descending": descending,
     }  # fmt: skip
     if export is not None or output is not None:
-        _export(queries, selected, export, output, curves=curves)
+        _export(queries, selected, export, output, curves=curves, as_json=as_json)
         return
     if curves:
         raise UserError(
@@ -315,8 +315,8 @@ def runs(
     if ablation is not None and all(run.status == "pending" for run in page.runs):
         _print_other_values(queries, queries.planned(ablation, scale, sets))
     if page.total > len(page.runs):
-        first, last = min(offset + 1, page.total), offset + len(page.runs)
-        make_console().print(f"runs {first} to {last} of {page.total}; use --limit and --offset to see others")
+        shown = f"runs {offset + 1} to {offset + len(page.runs)}" if page.runs else "none"
+        make_console().print(f"{shown} of {page.total}; use --limit and --offset to see others")
 
 
 def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
@@ -362,8 +362,16 @@ def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, d
     return differing_values
 
 
-def _export(queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool) -> None:
+def _export(
+    queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool, as_json: bool
+) -> None:
     """Write all matching runs, or their curves, to a file or standard output, a few at a time."""
+    if as_json and output is None:
+        raise UserError(
+            "--format prints the runs themselves; leave out --json, or name a file with --output",
+            code="conflicting_options",
+            options=["--json", "--format"],
+        )
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
         origin = f"--format {name}" if name else f"--output {output}: its suffix"
@@ -374,7 +382,9 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
         )
     question = ExportRuns.model_construct(**selected, format=cast(RunsFormat, chosen), curves=curves)
     save(output, chosen, lambda file: queries.export(question, file))
-    if output is not None:
+    if as_json:
+        print_json({"file": str(output), "format": chosen})
+    elif output is not None:
         make_console().print(escaped(f"all matching {'logged values' if curves else 'runs'} are in {output}"))
 
 

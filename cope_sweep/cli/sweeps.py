@@ -292,7 +292,7 @@ def stop(
     until = time.monotonic() + timeout_s
     while wait and active_sweeps() & wanted and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)
-    still_active = active_sweeps() & wanted if wait else set()
+    still_active = active_sweeps() & wanted
     if as_json:
         print_json({"stopped": sorted(wanted - still_active), "running": sorted(still_active)})
     else:
@@ -300,7 +300,6 @@ def stop(
         if not wanted:
             console.print("nothing to stop: the sweep has ended" if sweep != "all" else "no sweep is running")
         for sweep_id in sorted(wanted):
-            ended = "stopped" if wait else "asked to stop"
-            state = f"still running after {timeout_s:g} s" if sweep_id in still_active else ended
-            console.print(escaped(f"{sweep_id}: {state}"))
-    raise typer.Exit(1 if still_active else 0)
+            running = f"still running after {timeout_s:g} s" if wait else "asked to stop"
+            console.print(escaped(f"{sweep_id}: {running if sweep_id in still_active else 'stopped'}"))
+    raise typer.Exit(1 if wait and still_active else 0)

@@ -65,6 +65,9 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
         (["-k", "maps", "--row", "none"], "not_finished", {"rows": ["none"]}),
         (["-k", "maps", "--head", "1"], "invalid_option", {"option": "--head", "value": "1"}),
         (["-k", "maps", "--text", "a", "--split", "dense"], "conflicting_options", {}),
+        (["--show", "gates", "--mark", "data"], "no_effect", {"option": "show"}),
+        (["-k", "summary", "--sequence", "0"], "no_effect", {"option": "sequence"}),
+        (["--format", "csv", "--json"], "conflicting_options", {"options": ["--json", "--format"]}),
     ],
 )
 def test_errors_of_figures(stored, words, code, data):
@@ -86,6 +89,17 @@ def declaring(trained, shell):
     shell.write("tiny", text + DECLARED)
     shell.write("other", text.replace("steps: 6", "steps: 7"))
     return shell
+
+
+def test_options_do_not_change_a_figure_that_is_declared(declaring):
+    declaring.write(
+        "tiny",
+        (declaring.folder / "ablations" / "tiny.yaml")
+        .read_text()
+        .replace("title: Gates}", "title: Gates}\n  - {kind: curves, metrics: [dense/token_error]}"),
+    )
+    declaring.refuses("no_effect", "figure", "tiny", "--kind", "curves-2", "--log", option="log", figure="curves-2")
+    assert declaring("figure", "tiny", "--kind", "curves-2", "--format", "csv")[0].startswith("row,metric,step")
 
 
 def test_the_evidence_of_one_ablation(declaring):
@@ -194,6 +208,10 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
         (["report", "tiny", "--out", "ablations/tiny.yaml/out"], "not_writable", {}),
         (["figure", "tiny", "--kind", "map"], "not_found", {"figure": "map"}),
         (["figure", "other", "--kind", "maps-2"], "not_found", {"figure": "maps-2"}),
+        (["table", "tiny", "--json", "--format", "csv"], "conflicting_options", {"options": ["--json", "--format"]}),
+        (["table", "tiny", "--compare", "CoPE", "--margin", "1"], "no_effect", {"option": "margin"}),
+        (["table", "tiny", "--compare", "CoPE", "--margin", "x", "--json"], "margin", {"value": "x"}),
+        (["runs", "--json", "--format", "csv"], "conflicting_options", {"options": ["--json", "--format"]}),
         (["figure", "tiny", "-o", "all.svg"], "several_figures", {"allowed": ["curves", "maps"]}),
         (["table", "tiny", "--compare", "position=CoP"], "unknown_value", {"value": "CoP"}),
         (["table", "tiny", "--compare", "dim=8"], "unknown_axis", {"axis": "dim"}),

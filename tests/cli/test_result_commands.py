@@ -442,6 +442,8 @@ def test_bad_input_of_runs(stored, words, code, data):
 
 
 def test_runs_are_exported_with_all_their_values(stored):
+    assert stored.json("runs", "-o", "all.csv") == {"file": "all.csv", "format": "csv"}
+    assert "none of" in stored("runs", "--offset", "9999")[0]
     out, _ = stored("runs", "--filter", "model.position=cope", "-o", "runs.parquet")
     assert "all matching runs are in runs.parquet" in out
     table = pq.read_table(stored.folder / "runs.parquet")

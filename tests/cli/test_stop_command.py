@@ -34,6 +34,7 @@ def test_stop_says_that_a_sweep_goes_on(shell):
     out, _ = shell("stop", "all", "--timeout", "0.1", code=1)
     assert "still running after 0.1 s" in out
     assert "asked to stop" in shell("stop", record.sweep_id, "--no-wait")[0]
+    assert shell.json("stop", record.sweep_id, "--no-wait") == {"stopped": [], "running": [record.sweep_id]}
     assert store.index.stop_requested(record.sweep_id)
 
 
