@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 class FigureData:
     """The data of a figure, with all that their drawing needs."""
 
+    EMPTY: ClassVar[str] = "no finished run"
+    """What the drawing says if the frame is empty."""
+
     frame: pd.DataFrame
     title: str = ""
     """Of a figure whose file has none; empty: the ablation's."""
 
     @abstractmethod
     def draw(self, title: str, size: Size | None) -> Drawing:
-        """Draw the frame on the canvas (`figures.canvas`), which has set the style; None: the size that it needs."""
+        """Draw the frame, which is not empty, on the canvas (`figures.canvas`), whose style is set.
+
+        `size`: None: the size that it needs.
+        """
 
 
 class FigureKind(FigureSpec):

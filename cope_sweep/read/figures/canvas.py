@@ -397,7 +397,14 @@ def background(axes: Axes, x: Any, y: Any, **style: Any) -> Artist:
     return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1, **style)[0]
 
 
-def say_empty(axes: Axes, text: str = "no finished run") -> None:
+def empty(title: str, size: Size | None, text: str) -> Drawing:
+    """The drawing of a figure without data: a panel with a text."""
+    drawing, (panel,) = panels(1, title=title, size=size)
+    say_empty(panel, text)
+    return drawing
+
+
+def say_empty(axes: Axes, text: str) -> None:
     """Write into a panel that there is nothing to draw."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set(xticks=[], yticks=[])

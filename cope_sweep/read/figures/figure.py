@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
 from cope_sweep.errors import FigureError
 from cope_sweep.read.figures.base import FigureData
-from cope_sweep.read.figures.canvas import Size, render
+from cope_sweep.read.figures.canvas import Size, empty, render
 from cope_sweep.read.tables.render import csv_text
 
 
@@ -41,7 +41,7 @@ class Figure:
 
     def draw(self) -> Drawing:
         """The drawing, in the style that is set."""
-        return self.data.draw(self.title, self.size)
+        return empty(self.title, self.size, self.data.EMPTY) if self.empty else self.data.draw(self.title, self.size)
 
     def render(self, file_format: FigureFormat) -> bytes:
         """The bytes of a file in this format. Raises FigureError for an unknown style."""

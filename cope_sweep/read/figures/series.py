@@ -111,12 +111,9 @@ class SeriesData(FigureData):
         panel_names = list(dict.fromkeys(data["panel"]))
         own_panels = canvas.has_own_panels(len(drawn_series), len(panel_names)) and bool((places > 1).any())
         contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
-        panels_of_metric = len(set(data.loc[data["metric"] == data["metric"].iloc[0], "panel"])) if len(data) else 1
+        panels_of_metric = len(set(data.loc[data["metric"] == data["metric"].iloc[0], "panel"]))
         group = len(drawn_series) if own_panels else panels_of_metric
-        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels, group=group)
-        if data.empty:
-            canvas.say_empty(axes[0])
-            return drawing
+        drawing, axes = canvas.panels(len(contents), title=title, size=size, small=own_panels, group=group)
         handles: dict[str, Any] = {}
         metric_of_panel = dict(zip(data["panel"], data["metric"], strict=True))
         for panel, (panel_name, own_series) in zip(axes, contents, strict=True):

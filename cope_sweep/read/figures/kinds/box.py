@@ -71,11 +71,6 @@ class BoxData(FigureData):
 
         rows = list(dict.fromkeys(self.frame["row"]))
         drawing, axes = canvas.panels(len(self.titles), title=title, size=size)
-        if self.frame.empty:
-            canvas.say_empty(axes[0])
-            for panel in axes[1:]:
-                panel.remove()
-            return drawing
         for panel, metric in zip(axes, self.titles, strict=True):
             of_metric = self.frame[self.frame["metric"] == metric.name]
             values = [of_metric.loc[of_metric["row"] == row, "value"].tolist() for row in rows]

@@ -157,10 +157,7 @@ class BudgetData(FigureData):
         is_crowded = not own_panels and len(drawn_series) > canvas.FEW_LINES
         has_dots = not is_crowded
         contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
-        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels)
-        if data.empty:
-            canvas.say_empty(axes[0])
-            return drawing
+        drawing, axes = canvas.panels(len(contents), title=title, size=size, small=own_panels)
         handles: dict[str, Any] = {}
         for panel, (panel_name, own_series) in zip(axes, contents, strict=True):
             of_panel = data[data["panel"] == panel_name]

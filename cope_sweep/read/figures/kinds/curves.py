@@ -158,6 +158,8 @@ def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> 
 class CurvesData(FigureData):
     """The curves of `curve_frame`."""
 
+    EMPTY = "no learning curve"
+
     rows: Sequence[str]
     labels: Mapping[str, str]
     titles: Sequence[Column]
@@ -180,11 +182,7 @@ class CurvesData(FigureData):
         with_bands = row_panels or len(rows) <= MOST_BANDS
         texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
         contents = [(metric, row) for metric in titles for row in (rows if row_panels else [None])]
-        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=row_panels)
-        if data.empty:
-            for panel in axes:
-                canvas.say_empty(panel, "no learning curve")
-            return drawing
+        drawing, axes = canvas.panels(len(contents), title=title, size=size, small=row_panels)
         handles: dict[str, Any] = {}
         column, factor, x_label = _x_axis(data, self.is_time)
         for panel, (metric, panel_row) in zip(axes, contents, strict=False):

@@ -231,10 +231,6 @@ class HeatmapData(FigureData):
         from cope_sweep.read.figures import canvas
 
         data = self.frame
-        if data.empty:
-            drawing, (panel,) = canvas.panels(1, title=title, size=size)
-            canvas.say_empty(panel)
-            return drawing
         rows = list(dict.fromkeys(data["row"]))
         columns = [
             (group, metric, text)

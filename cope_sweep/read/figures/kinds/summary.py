@@ -140,14 +140,9 @@ class SummaryData(FigureData):
         texts = [canvas.shortened(self.labels[row], 60) + ("" if has_one_count else f"  {counts[row]}") for row in rows]
         if size is not None:
             texts = canvas.wrapped(texts, NAMES_SHARE * size[0])
-        lines = max((1 + text.count("\n") for text in texts), default=1)
+        lines = max(1 + text.count("\n") for text in texts)
         height = max(1.4, (0.09 + 0.13 * lines) * len(rows) + 0.7)
-        drawing, axes = canvas.panels(max(1, len(self.titles)), title=title, size=size, height=height)
-        if data.empty:
-            canvas.say_empty(axes[0])
-            for panel in axes[1:]:
-                panel.remove()
-            return drawing
+        drawing, axes = canvas.panels(len(self.titles), title=title, size=size, height=height)
         columns = canvas.columns_of(axes[0])
         rule_lines: dict[str, Any] = {}
         for index, (panel, metric) in enumerate(zip(axes, self.titles, strict=True)):
