@@ -151,7 +151,6 @@ class RunCost(Progress):
         description="Floating-point operations in training: 6 per parameter and token, plus attention."
     )
     estimated_s: float = Field(description="Estimate if no other program uses the machine.")
-    least_s: float = Field(description="Equal to `estimated_s`.")
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")

@@ -130,7 +130,7 @@ def plan(
         numbers = (quantity(run.parameters), quantity(run.training_tokens), per_parameter, flops)
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, *numbers)
         memory = size(run.estimated_memory_bytes)
-        time = estimated_time(run.estimated_s, run.least_s, lacks_gpu=costs.lacks_gpu).removeprefix("about ")
+        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu).removeprefix("about ")
         table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
     console = make_console()
     too_large = sum(not run.fits for run in costs.runs)

@@ -56,6 +56,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 """Key of an ablation file → what other libraries call it."""
 
+NEAR_NAMES = 3
+"""Names that a hint lists."""
 MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
 
@@ -171,16 +173,16 @@ def closest(name: str, accepted: Sequence[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def near_names(name: str, accepted: Iterable[str], most: int = 3) -> list[str]:
+def near_names(name: str, accepted: Iterable[str]) -> list[str]:
     """The accepted dotted names that `name` may mean: first names whose last part is a synonym, then similar ones."""
     accepted = list(accepted)
     start, dot, last = name.rpartition(".")
     meant = [f"{start}{dot}{own}" for own, others in SYNONYMS.items() if last.casefold() in others]
     near = [
         *(candidate for candidate in meant if candidate in accepted),
-        *difflib.get_close_matches(name, accepted, n=most),
+        *difflib.get_close_matches(name, accepted, n=NEAR_NAMES),
     ]
-    return list(dict.fromkeys(near))[:most]
+    return list(dict.fromkeys(near))[:NEAR_NAMES]
 
 
 def _shown(value: Any) -> str:

@@ -88,12 +88,12 @@ def key_path(data: Json, path: KeyPath) -> tuple[str, ...]:
     return tuple(key_parts)
 
 
-def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
+def set_key(data: dict[str, Json], key: str, value: Json) -> None:
     """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`.
 
     A rival of the key is removed.
     """
-    set_path(data, key.split("."), value, place)
+    set_path(data, key.split("."), value)
     if rival := RIVAL_KEYS.get(key):
         parent, _, name = rival.rpartition(".")
         data[parent].pop(name, None)  # `set_path` has copied it

@@ -101,14 +101,6 @@ class Ranked:
         return won_H / pairs if pairs else np.full(len(won_H), math.nan)
 
 
-def auc_within(values: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
-    """The AUC of a label over the pairs of values in the same group; NaN if no group has both kinds.
-
-    All arrays have the shape (N,); `labels` are Boolean, `groups` integers.
-    """
-    return float(Ranked(values[None], groups).auc_of_heads(labels)[0])
-
-
 @dataclass(frozen=True)
 class HeadMeasure:
     """The measure of one head on some sequences; NaN if no value has the label, or all have it."""
@@ -196,17 +188,6 @@ class HalfProbe:
             )
             for head, auc, values_N in zip(self.heads[figure.show], auc_H, values_HN, strict=True)
         }  # fmt: skip
-
-
-def measure_heads(
-    predictor: Predictor, figures: Mapping[str, MarkedMaps], sequences: Sequence[Sequence[int]]
-) -> dict[str, dict[LayerAndHead, HeadMeasure]]:
-    """Name of a figure → the measure of every head; empty if the model does not have what the figure shows.
-
-    `sequences` are token ids.
-    """
-    probed = HalfProbe.of(predictor, {figure.show for figure in figures.values()}, sequences)
-    return {name: probed.measures(figure) for name, figure in figures.items()}
 
 
 def _labels(show: Show, marked: Sequence[np.ndarray]) -> np.ndarray:

@@ -163,7 +163,6 @@ def plan_cost(
                 training_tokens=run.training_tokens,
                 training_flops=flops[run.run_id],
                 estimated_s=_rounded(estimate.seconds),
-                least_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
                 fits=estimate.memory_bytes * resources.workers <= memory_limit_bytes,

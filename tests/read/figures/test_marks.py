@@ -17,11 +17,10 @@ from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.figures.marks import (
     HalfProbe,
     HeadMeasure,
+    Ranked,
     auc,
-    auc_within,
     best_head,
     controls_of,
-    measure_heads,
 )
 from cope_sweep.read.reports.heads import heads_layout
 from cope_sweep.read.tables.claims import claims_layout, head_findings, hypothesis_verdict
@@ -33,6 +32,17 @@ VALUES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 TOKENS = np.random.default_rng(0).integers(0, V, 12)
 GATES = Maps(show="gates", mark="data", claim="Gates open at data")
 ATTENTION = Maps(show="position_attention", mark="data", claim="Attention falls at data")
+
+
+def auc_within(values, labels, groups):
+    """The AUC of one head, over the pairs of values in the same group."""
+    return float(Ranked(values[None], groups).auc_of_heads(labels)[0])
+
+
+def measure_heads(predictor, figures, sequences):
+    """Name of a figure → the measure of every head on these sequences."""
+    probed = HalfProbe.of(predictor, {figure.show for figure in figures.values()}, sequences)
+    return {name: probed.measures(figure) for name, figure in figures.items()}
 
 
 def counted(pairs):

@@ -64,7 +64,7 @@ def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used
     assert "load 6.0 on 2 cores" in costs.basis
     unknown = plan_cost(plan, Store(used.root.parent / "empty", create=True), start_s=5.0)
     one_s = unknown.runs[0].estimated_s  # by the rule of thumb, which is one number
-    assert {run.least_s for run in unknown.runs} == {one_s}
+    assert {run.estimated_s for run in unknown.runs} == {one_s}
     assert unknown.estimated_s == pytest.approx(4 * unknown.least_s, rel=0.01)
     nothing = plan_cost(plan, used, leave_out={"finished", "failed", "stopped"})
     assert (nothing.estimated_s, nothing.basis) == (0.0, None)
