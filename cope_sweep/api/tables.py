@@ -37,7 +37,8 @@ Stars = Annotated[
 Group = Annotated[
     str | None,
     *option(
-        "Group rows by this axis; the best of each group is bold. Default: the first axis.",
+        "Group rows by this axis; the best of each group is bold. Default: by the first axis, with the bold values of "
+        "the other formats.",
         metavar="AXIS",
         latex=True,
         max_length=200,
