@@ -181,6 +181,13 @@ class RaySweep:
         reason = f"stopped by {schedule.rule}" if schedule else ""
         ray.get(self.stop_requests.stop_run.remote(run.run_id, reason), timeout=STOP_TIMEOUT_S)
 
+    def past_points(self, trial_id: str) -> list[dict[str, float]]:
+        """The curve that earlier attempts of a trial's run have logged; empty where it cannot be read."""
+        run = self.trials[trial_id].run
+        with contextlib.suppress(StoreError):
+            return self.store.run(run.run_id).curve() if run.attempt > 1 else []
+        return []
+
     # -- in the caller's thread ------------------------------------------------------------------------------------
 
     def execute(self, token: str, logs: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +47,9 @@ class Trials(Protocol):
 
     def stop_run(self, trial_id: str) -> None:
         """Ask the run of a trial to end, because the scheduler wants it."""
+
+    def past_points(self, trial_id: str) -> Iterable[Mapping[str, float]]:
+        """The curve that earlier attempts of a trial's run have logged, in order of steps."""
 
 
 class NotPickled:
@@ -160,8 +164,19 @@ class StopWithSweep(NotPickled, tune.Stopper):
         return self.sweep_ended.is_set()
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a scheduler gets in place of a trial: a run that is trained again has another trial, and is the same run."""
+
+    trial_id: str
+    """The id of the run."""
+
+
 class _Asking(NotPickled, TrialScheduler):
     """Makes a scheduler ask runs to end, instead of Tune ending their trials: a run writes its state first.
+
+    It compares runs, not trials, and knows what each run has logged before its trial. Else ASHA would take the first
+    value of a resumed run for its value at an early rung, and stop runs that are better than it was there.
 
     To be inherited before a scheduler of Tune.
     """
@@ -170,24 +185,51 @@ class _Asking(NotPickled, TrialScheduler):
     trials: Trials
     metric_name: str
     _asked: set[str]
-    """The trials whose runs were asked to end."""
+    """The runs that were asked to end."""
+    _last_steps: dict[str, int]
+    """Run id → the step of its last evaluation that the scheduler knows."""
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        run = _run_of(trial)
+        super().on_trial_add(tune_controller, run)
+        for point in self.trials.past_points(trial.trial_id):
+            if self._is_new(run, point):
+                # The call that decides nothing: the run has passed this step. ASHA forgets the run with it.
+                super().on_trial_complete(tune_controller, run, dict(point))
+                super().on_trial_add(tune_controller, run)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        if self.metric_name not in result or trial.trial_id in self._asked:
+        run = _run_of(trial)
+        if run.trial_id in self._asked or not self._is_new(run, result):
             return TrialScheduler.CONTINUE
-        if super().on_trial_result(tune_controller, trial, result) == TrialScheduler.STOP:
-            self._asked.add(trial.trial_id)
+        if super().on_trial_result(tune_controller, run, result) == TrialScheduler.STOP:
+            self._asked.add(run.trial_id)
             self.trials.stop_run(trial.trial_id)
         return TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        run = _run_of(trial)
+        if self._is_new(run, result):
+            super().on_trial_complete(tune_controller, run, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        super().on_trial_remove(tune_controller, _run_of(trial))
+
+    def _is_new(self, run: _Run, result: Mapping[str, Any]) -> bool:
+        """The result is an evaluation, at a later step than those that the scheduler knows of the run."""
         # Ray 2.60 breaks if the last result of a trial lacks the metric, as the result of a failed run does.
-        if self.metric_name in result:
-            super().on_trial_complete(tune_controller, trial, result)
+        if self.metric_name not in result or result["step"] <= self._last_steps.get(run.trial_id, 0):
+            return False
+        self._last_steps[run.trial_id] = int(result["step"])
+        return True
 
     def connect(self, trials: Trials, metric_name: str) -> None:
         """Name the sweep, and the metric by which runs are compared. To be called once, before anything else."""
-        self.trials, self.metric_name, self._asked = trials, metric_name, set()
+        self.trials, self.metric_name, self._asked, self._last_steps = trials, metric_name, set(), {}
+
+
+def _run_of(trial: Trial) -> Any:
+    return _Run(trial.config["run_id"])
 
 
 class AskingASHA(_Asking, ASHAScheduler):

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
+from cope_sweep.config.ablation import Median
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
@@ -25,6 +26,7 @@ from tests.helpers.errors import raises
 from tests.helpers.finished_runs import plan_of
 from tests.helpers.processes import TIMEOUT_S, free_port, until
 from tests.helpers.sweep_runs import LONG, ONE_GROUP, EventLog, Listener, seeds, train_by
+from tests.helpers.sweeps import begin, end
 from tests.helpers.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -135,6 +137,20 @@ def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: 
     assert {status for _, status in ends} == {"finished", "stopped"}
     assert [row.labels for row in recorded_plan(plan, store).rows] == [row.labels for row in rows]
     assert run(Budget()).sweep_id is None
+
+
+def test_runs_that_resume_are_compared_by_what_earlier_sweeps_have_logged(store: Store, events: EventLog) -> None:
+    """Their curves have losses that no new run can reach."""
+    *resumed, new = seeds(4, **{"train.steps": 400, "evaluate.every": 10})
+    for run in resumed:
+        folder = begin(store, run, {"step": 10, "in_dist/loss": 1e-9})
+        folder.set_state("interrupted")
+        end(store, folder)
+    run_on_ray(
+        [*resumed, new], store, ONE_GROUP, on_event=events, stop=events.stop,
+        schedule=Median(metric="in_dist/loss", goal="min", grace=10),
+    )  # fmt: skip
+    assert events.ends() == [(run.run_id, "finished") for run in resumed] + [(new.run_id, "stopped")]
 
 
 @pytest.mark.thorough

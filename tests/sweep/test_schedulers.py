@@ -1,7 +1,7 @@
 """Tune's schedulers as a schedule builds them, driven by results as trials report them. Without a cluster."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +19,21 @@ MEDIAN = Median(metric="in_dist/loss", goal="min", grace=10)
 class Asked(list[str]):
     """Which runs the scheduler wants to end. The sweep asks them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.curves: dict[str, list[dict[str, float]]] = {}
+        """Trial id → what earlier attempts of its run have logged."""
+
     def stop_run(self, trial_id: str) -> None:
         self.append(trial_id)
 
+    def past_points(self, trial_id: str) -> list[dict[str, float]]:
+        return self.curves.get(trial_id, [])
+
 
 class FakeTrial:
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id, self.status = trial_id, "RUNNING"
+    def __init__(self, trial_id: str, run_id: str) -> None:
+        self.trial_id, self.status, self.config = trial_id, "RUNNING", {"run_id": run_id}
 
 
 class Trials:
@@ -34,10 +42,18 @@ class Trials:
     def __init__(self, rule: EarlyStopping, count: int) -> None:
         self.asked = Asked()
         self.scheduler = scheduler_of(rule, self.asked)
-        self.trials = [FakeTrial(str(number)) for number in range(count)]
+        self.trials: list[FakeTrial] = []
         self.controller = SimpleNamespace(get_live_trials=lambda: [SimpleNamespace(status="PENDING")])
-        for trial in self.trials:
-            self.scheduler.on_trial_add(self.controller, trial)
+        for number in range(count):
+            self.add(f"run {number}")
+
+    def add(self, run_id: str, curve: Mapping[int, float] = MappingProxyType({})) -> int:
+        """The number of another trial. `curve`: step → loss, of earlier attempts of its run."""
+        number = len(self.trials)
+        self.asked.curves[str(number)] = [{"step": step, "in_dist/loss": loss} for step, loss in curve.items()]
+        self.trials.append(FakeTrial(str(number), run_id))
+        self.scheduler.on_trial_add(self.controller, self.trials[number])
+        return number
 
     def report(self, trial: int, step: int, **metrics: float) -> str:
         result = {"step": step, "status": "running", **metrics}
@@ -89,6 +105,44 @@ def test_a_run_that_was_asked_to_end_is_asked_once_and_goes_on_until_it_has_writ
         trials.report(4, step, **{"in_dist/loss": 9.0})
     assert trials.asked == ["4"]
     trials.complete(4, {"step": 12, "in_dist/loss": 9.0, "done": True})
+
+
+def test_a_resumed_run_is_compared_by_what_it_has_logged_at_each_rung() -> None:
+    """Its first value after that is better than any run's at an early rung."""
+    trials = Trials(ASHA, 0)
+    resumed = trials.add("resumed", {5: 9.0, 10: 8.0, 15: 7.0, 20: 6.0, 25: 5.0})
+    assert trials.report(resumed, 30, **{"in_dist/loss": 4.0}) == "trains"
+    for number in range(2):
+        fresh = trials.add(f"fresh {number}")
+        assert trials.report(fresh, 10, **{"in_dist/loss": 7.0 - number}) == "trains"
+        assert trials.report(fresh, 20, **{"in_dist/loss": 5.0 - number}) == "trains"
+    assert trials.report(trials.add("worse"), 10, **{"in_dist/loss": 8.5}) == "asked"
+
+
+def test_the_median_counts_a_resumed_run() -> None:
+    trials = Trials(MEDIAN, 0)
+    for number in range(3):
+        resumed = trials.add(f"resumed {number}", {10: 2.0, 20: 1.0})
+        assert trials.report(resumed, 30, **{"in_dist/loss": 1.0}) == "trains"
+    assert trials.report(trials.add("better"), 10, **{"in_dist/loss": 1.5}) == "trains"
+    assert trials.report(trials.add("worse"), 10, **{"in_dist/loss": 2.5}) == "asked"
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_a_run_that_is_trained_again_counts_once(rule: EarlyStopping) -> None:
+    trials = Trials(rule, 1)
+    trials.report(0, 10, **{"in_dist/loss": 3.0})
+    for _ in range(3):  # its process dies after each
+        again = trials.add("run again", {5: 1.5, 10: 1.0})
+        assert trials.report(again, 10, **{"in_dist/loss": 1.0}) == "trains"
+    assert trials.report(trials.add("another"), 10, **{"in_dist/loss": 2.0}) == "trains"
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_trials_that_end_before_they_have_started_are_forgotten(rule: EarlyStopping) -> None:
+    trials = Trials(rule, 2)
+    for trial in trials.trials:
+        trials.scheduler.on_trial_remove(trials.controller, trial)
 
 
 def test_a_trial_that_has_ended_keeps_nothing_that_only_its_process_and_the_sweep_needed() -> None:
