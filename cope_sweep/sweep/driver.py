@@ -241,8 +241,10 @@ class Driver:
     def give_up(self, run: DrivenRun) -> None:
         """End the lease of a run that no process has started, or whose process did not answer in time."""
         record = self.leases.end(run.run_id)
+        if record is None or record.attempt < run.attempt:  # its folder says how an earlier attempt ended
+            record = RunRecord(run_id=run.run_id)
         with self.lock:
-            self._end(run, record or RunRecord(run_id=run.run_id))
+            self._end(run, record)
 
     def flush_events(self) -> None:
         """Call `on_event` with the events since the last call. In the caller's thread; raises whatever it raises."""

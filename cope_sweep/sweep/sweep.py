@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Literal, Self
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
-from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun, new_sweep_id
+from cope_sweep.store import (
+    Budget,
+    Event,
+    RunRecord,
+    Status,
+    Store,
+    StoreError,
+    Submission,
+    SweepRecord,
+    SweepRun,
+    new_sweep_id,
+)
 from cope_sweep.store.damage import note_lost
 from cope_sweep.store.index import waiting
 from cope_sweep.store.provenance import git_commit, processor, versions
@@ -413,11 +424,7 @@ class _Work:
         records = store.index.records((run.run_id for run in self.todo), values=False)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
-        # A run that had failed before, and that was not tried again, still has the status and attempt of that failure.
-        by_status = [
-            "pending" if self.ended_attempts.get(run_id) == record.attempt else record.status
-            for run_id, record in records.items()
-        ]
+        by_status = ["pending" if self._is_untried(record, store) else record.status for record in records.values()]
         failed, stopped = by_status.count("failed"), by_status.count("stopped")
         not_started = missing + len(self.todo) - len(records) + by_status.count("pending")
         outcome = SweepOutcome(
@@ -434,6 +441,14 @@ class _Work:
         if outcome.left and not outcome.stop_reasons and (reason := self._used_up(budget, failed)):
             return replace(outcome, notes=(*notes, STOP_PREFIX + reason))
         return outcome
+
+    def _is_untried(self, record: RunRecord, store: Store) -> bool:
+        """A run that had failed or was stopped before, and that was not tried again: it still has that status."""
+        before = self.ended_attempts.get(record.run_id)
+        if before is None or record.status not in ("failed", "stopped"):
+            return False
+        # If it was leased, and no process started it, the index has another attempt, and its folder has not.
+        return record.attempt == before or store.run(record.run_id).last_attempt <= before
 
     def kept(self, status: Status) -> int:
         """Number of runs of the plan that had ended with a status before the sweep and are not trained again."""

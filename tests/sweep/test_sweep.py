@@ -12,10 +12,11 @@ import pytest
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import ClusterError
 from cope_sweep.signals import STOP, TERMINATION, stopping_on_signals
-from cope_sweep.store import Budget, Event, RunRecord, Store
+from cope_sweep.store import Budget, Event, Lease, RunRecord, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases as leases_module
 from cope_sweep.sweep import sweep as sweep_module
+from cope_sweep.sweep.driver import Driver
 from cope_sweep.sweep.executor import Callbacks, Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
@@ -29,8 +30,9 @@ METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 
 def enter(leases: Leases, run: RunSpec, status: str) -> None:
     """Have a sweep end a run with a status, as an executor does."""
-    leases.acquire(run)
-    Recorded(leases.store, run).end(status, METRICS)
+    lease = leases.acquire(run)
+    assert isinstance(lease, Lease)
+    Recorded(leases.store, run, lease.attempt).end(status, METRICS)
     leases.end(run.run_id)
 
 
@@ -144,6 +146,35 @@ def test_stopped_runs_are_trained_again_only_without_the_schedule(store: Store, 
     start(plan, store, executor)
     assert (plan.runs[0] in executor.runs) is not scheduled
     assert executor.work.schedule == plan.schedule
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_run_that_is_tried_again_and_does_not_start_is_not_started(store: Store, status: str) -> None:
+    """Ctrl-C while runs that failed before wait in Tune's queue, which are leased."""
+    plan = plan_of()
+    with other_sweep(store) as other:
+        for run in plan.runs:
+            enter(other, run, "finished" if run is not plan.runs[0] else status)
+    events: list[Event] = []
+
+    class Interrupted(Scripted):
+        def __call__(self, work: Workload) -> None:
+            driver = Driver(work)
+            run = driver.take()
+            assert run is not None
+            work.stop.set()
+            driver.give_up(run)
+            driver.flush_events()
+            assert driver.failed == set()
+
+    for _ in range(2):
+        outcome = start(plan, store, Interrupted(store, []), callbacks=Callbacks(on_event=events.append))
+        counts = (outcome.not_started, outcome.failed, outcome.stopped, outcome.interrupted)
+        assert (counts, outcome.exit_code, events) == ((1, 0, 0, 0), 130, [])
+        assert store.sweep(outcome.sweep_id).status == "interrupted"
+        assert store.index.statuses()[plan.runs[0].run_id] == status
+    outcome = start(plan, store, Scripted(store, ["failed"]))
+    assert (outcome.failed, outcome.exit_code) == (1, 1)
 
 
 def test_a_damaged_run_is_trained_again(store: Store) -> None:
