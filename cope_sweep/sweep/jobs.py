@@ -295,7 +295,19 @@ def job_outcome(address: str, job_id: str) -> JobOutcome | None:
     Raises ClusterError: the dashboard does not answer, or refuses the token.
     """
     client = _client(address)
-    jobs = within(CONNECT_TIMEOUT_S, client.list_jobs)
+    try:
+        jobs = within(CONNECT_TIMEOUT_S, client.list_jobs)
+    except (OSError, RuntimeError) as error:
+        address = redacted_url(address)
+        raise ClusterError(
+            f"the Ray dashboard at {address} does not say how job {job_id} has ended: {first_line(error)}"
+            f"{through_proxy(client.get_address())}",
+            code="dashboard_lost",
+            address=address,
+            job=job_id,
+            reason=first_line(error),
+            **proxy_data(client.get_address()),
+        ) from error
     return next((_outcome(job_id, job) for job in jobs if job.submission_id == job_id), None)
 
 
@@ -359,9 +371,11 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
     reported = 0
     while True:
         details = _details(client, job_id)  # before the log: if the job has ended, its log is complete
-        ended, log = details.status.is_terminal(), ""
-        with contextlib.suppress(OSError, RuntimeError):
-            log = client.get_job_logs(job_id)
+        ended = details.status.is_terminal()
+        log = _log(client, job_id, ANSWER_TIMEOUT_S if ended else 0.0)
+        if ended and log is None:
+            on_line(f"the rest of the log of job {job_id} cannot be read")
+        log = log or ""
         end = len(log) if ended else log.rfind("\n") + 1
         if end > reported:
             for line in log[reported:end].removesuffix("\n").split("\n"):
@@ -370,6 +384,18 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
         if ended:
             return details
         time.sleep(POLL_INTERVAL_S + reported / LOG_CHARACTERS_PER_S)
+
+
+def _log(client: JobSubmissionClient, job_id: str, timeout_s: float) -> str | None:
+    """The whole log of a job. Asks again while the cluster does not answer, for `timeout_s`; then it is None."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return client.get_job_logs(job_id)
+        except (OSError, RuntimeError):
+            if time.monotonic() >= until:
+                return None
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:

@@ -182,6 +182,8 @@ class Dashboard(ScriptedCluster):
     refusal: str = "No available agent to submit job, please try again later."
     stop_refusals: int = 0
     """How often the request to stop is refused."""
+    log_refusals: int = 0
+    """How often the log is not given."""
     interrupt_at: int = 0
     """The request for the status at which Ctrl-C is pressed."""
     exit_code: int | None = None
@@ -214,7 +216,12 @@ class Dashboard(ScriptedCluster):
                     return 500, b"busy"
                 job = {"type": "SUBMISSION", "submission_id": "job-1", "status": status, "entrypoint": ""}
                 return 200, json.dumps(job | {"driver_exit_code": self.exit_code, "message": "a message"}).encode()
+            case "GET", ["jobs", ""] if self.statuses == ["500"]:
+                return 500, b"busy"
             case "GET", ["jobs", "job-1", "logs"]:
+                self.asked["log"] += 1
+                if self.asked["log"] <= self.log_refusals:
+                    return 500, b"busy"
                 return 200, json.dumps({"logs": "first\nsecond"}).encode()
         return super().answer(method, path, body)
 
@@ -299,6 +306,29 @@ def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: Dashboard, tree: 
     lines: list[str] = []
     assert submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append).status == "SUCCEEDED"
     assert lines == ["first", "second"]
+
+
+def test_the_end_of_a_log_is_asked_for_again(dashboard: Dashboard, tree: Path) -> None:
+    dashboard.log_refusals = 3
+    lines: list[str] = []
+    assert submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append).status == "SUCCEEDED"
+    assert (lines, dashboard.asked["status"]) == (["first", "second"], 1)
+
+
+def test_a_log_that_is_lost_does_not_hide_how_the_job_ended(
+    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.05)
+    dashboard.log_refusals = 10**9
+    lines: list[str] = []
+    assert submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append).status == "SUCCEEDED"
+    assert len(lines) == 1, "a note that the log is not complete"
+
+
+def test_a_dashboard_that_does_not_list_its_jobs_is_an_error(dashboard: Dashboard) -> None:
+    dashboard.statuses = ["500"]
+    with raises("dashboard_lost", job="job-1", address=dashboard.url):
+        job_outcome(dashboard.url, "job-1")
 
 
 def test_a_lost_dashboard_is_an_error(dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
