@@ -23,16 +23,23 @@ def versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """The commit of the working tree, with the suffix `-dirty` if there are uncommitted changes.
 
-    None where this package is not in a Git working tree.
+    None where this package is not in a Git working tree, or in one that does not contain it: installed in the
+    environment of another project.
     """
+    known = _git("ls-files", Path(__file__).name)
+    return (known and _git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")) or None
+
+
+def _git(*arguments: str) -> str:
+    """What Git prints in this folder; nothing where it fails."""
     try:
         process = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            ["git", *arguments],
             cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return process.stdout.strip() or None
+        return ""
+    return process.stdout.strip()
 
 
 def processor() -> str | None:
