@@ -11,13 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from cope_sweep.config import NUMERIC_FACTS
 from cope_sweep.config.keys import leaves
-from cope_sweep.store import STATUSES, RunRecord, SweepRecord
+from cope_sweep.store import STATUSES, RunRecord, Status, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.index.model import SweepPlace
 
@@ -201,18 +202,21 @@ def best_row(record: SweepRecord, records: Mapping[str, RunRecord]) -> str:
     return f"Best row by {name}: {row} ({means[row]:.6g}, mean over {number})."
 
 
-def sweep_note(record: SweepRecord, records: Mapping[str, RunRecord], linked: Mapping[str, str]) -> str:
+def sweep_note(
+    record: SweepRecord, counts: Mapping[Status, int], best: str = "", linked: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """The note of a sweep: its progress, its best row, and links to the runs that it reused.
 
-    `linked`: id of a reused run → its id in MLflow.
+    Args:
+        record: The sweep.
+        counts: Status → the number of its runs.
+        best: What `best_row` says.
+        linked: Id of a reused run → its id in MLflow.
     """
-    names = {run.run_id: f"{run.row} · seed {run.seed}" for run in record.runs}
-    counts = Counter(records[run_id].status if run_id in records else "pending" for run_id in names)
-    progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}."]
-    parts.append(best_row(record, records))
-    parts += record.notes
+    progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status))
+    parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}.", best, *record.notes]
     if linked:
+        names = {run.run_id: f"{run.row} · seed {run.seed}" for run in record.runs}
         parts.append(f"{len(record.reused)} runs were trained by earlier sweeps and are listed there:")
         links = [f"- [{names[run_id]}](#/runs/{found})" for run_id, found in linked.items()]
         more = len(record.reused) - len(links)

@@ -131,6 +131,21 @@ def test_the_end_of_a_sweep(store, plan, uri):
 
 
 @SQLITE
+def test_the_note_of_an_active_sweep_counts_its_runs_and_reads_no_results(store, plan, uri, monkeypatch):
+    """It is written every few seconds, in the driver's process."""
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+    record = write_sweep(store, plan, notes=["a node was left out"])
+    finish(store, plan.runs[0], METRICS)
+    fail(store, plan.runs[1])
+    monkeypatch.setattr(store.index, "records", None)
+    MLflowLogger(store, uri).log_sweep(record.sweep_id)
+    note = sweep_of(uri, record).tags["mlflow.note.content"]
+    assert "6 runs: 1 finished, 1 failed, 4 pending." in note
+    assert "a node was left out" in note
+
+
+@SQLITE
 def test_the_best_row_is_best_in_the_mean_and_no_line_joins_rows(store, plan, uri):
     """The best single seeds are of another row, and of one of which a seed is missing."""
     record = write_sweep(store, plan)
