@@ -26,10 +26,10 @@ from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
-from cope_sweep.train.resume import ResumeWriter, load_state
+from cope_sweep.train.resume import ResumeWriter, fetch_resume, load_state
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Diverged, Trainer, check_finite
-from cope_sweep.train.workers import DataError, broadcast_choice, broadcast_flag, prepare_data
+from cope_sweep.train.workers import DataError, broadcast_choice, broadcast_flag, check_steps, prepare_data
 
 LOG_EVERY = 10
 """Steps between two points of the training loss's curve. Reading the loss makes the host wait for the GPU."""
@@ -181,22 +181,30 @@ class Start:
 def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runtime: Runtime, data: str | None) -> Start:
     """Create the trainer, and bring model and curve to the state of the resume file.
 
-    Where that file or the curve up to it is damaged, the run starts again at the first step.
+    Where that file or the curve up to it is damaged, the run starts again at the first step. Rank 0 decides: on other
+    machines, a file may be missing or older. Raises CheckpointError where the ranks would not continue at one step.
     """
     trainer = Trainer(run, runtime)
     notes: dict[str, Any] = {}
-    restarted = None
-    try:
-        if folder.resume.exists():
+    damage = restarted = None
+    if broadcast_flag(runtime, folder.resume.exists()):
+        try:
+            if runtime.rank > 0:
+                fetch_resume(folder)
             notes = load_state(folder.resume, trainer)
-            if "curve" in notes:
+            if files and "curve" in notes:
                 folder.check_curve(notes["curve"])
             _check_data(folder, notes, data)
-    except (CheckpointError, DamagedError) as error:
-        # Another trainer: the first one may have loaded a part of the file.
-        trainer, notes, restarted = Trainer(run, runtime), {}, str(error)
-        if files:
-            files.quarantine_file(RESUME_FILE)
+        except (CheckpointError, DamagedError) as error:
+            damage = str(error)
+        if broadcast_flag(runtime, damage is not None):
+            # Another trainer: the first one may have loaded a part of the file.
+            trainer, notes, restarted = Trainer(run, runtime), {}, damage
+            if files:
+                files.quarantine_file(RESUME_FILE)
+        elif damage is not None:
+            raise CheckpointError(damage)
+        check_steps(runtime, trainer.step)
     if files:
         files.rewind(trainer.step, notes.get("curve"))
     return Start(trainer, trainer.step, notes.get("spent", {}), restarted)

@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
-from cope_sweep.errors import UserError
+from cope_sweep.errors import CheckpointError, UserError
 from cope_sweep.train.runtime import Runtime
 
 T = TypeVar("T")
@@ -83,6 +83,18 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
             f"the workers read different data ({listed}); give every node the same files", fingerprints=fingerprints
         )
     return fingerprints[0]
+
+
+def check_steps(runtime: Runtime, step: int) -> None:
+    """Raise CheckpointError where the ranks are at different steps. Every rank has to call this."""
+    steps = gather(runtime, step)
+    if len(set(steps)) > 1:
+        listed = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(steps))
+        raise CheckpointError(
+            f"the workers would continue after different steps ({listed}); every node has to read the same resume file",
+            code="steps_differ",
+            steps=steps,
+        )
 
 
 def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

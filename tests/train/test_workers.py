@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 import torch
 import torch.distributed
 
+from cope_sweep.errors import CheckpointError
 from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
+from tests.helpers import s3
+from tests.helpers.object_stores import object_server  # noqa: F401 - a fixture
 from tests.helpers.tiny import tiny_run
 from tests.helpers.training import stop_after, text_run, weights
 from tests.train.conftest import text_task
@@ -119,7 +123,7 @@ def dropout_mask(rank=0, world_size=1):
     return masks[0]
 
 
-def work(rank, folder, text):
+def work(rank, folder, text, objects):
     """One worker: trains every case and writes the results to a file."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     results = {name: trained(case(dict(overrides), rank, 2)) for name, overrides in CASES.items()}
@@ -150,6 +154,27 @@ def work(rank, folder, text):
         train_run(divided, Store(f"{folder}/parts").run(divided.run_id), sharded, should_stop=lambda: next(asked)),
         train_run(divided, Store(f"{folder}/parts").run(divided.run_id), sharded),
     ]
+    own = Store(f"{folder}/own{rank}", create=True).run(run.run_id)
+    train_run(run, own, runtime, should_stop=lambda: "interrupted")
+    torch.distributed.barrier()
+    if rank == 1:
+        own.path.mkdir(parents=True)
+        shutil.copyfile(Store(f"{folder}/own0").run(run.run_id).resume, own.resume)
+    train_run(run, own, runtime, should_stop=lambda: "interrupted")
+    try:
+        train_run(run, own, runtime)
+    except CheckpointError as error:
+        results["different steps"] = error.data["steps"]
+    if rank == 0:
+        own.resume.write_bytes(b"damaged")
+    results["outcome with damage"] = train_run(run, own, runtime)
+
+    os.environ["COPE_SWEEP_CACHE"] = f"{folder}/machine{rank}"
+    asked = iter([None, "interrupted"])
+    results["outcomes on two machines"] = [
+        train_run(run, Store(objects).run(run.run_id), runtime, should_stop=lambda: next(asked)),
+        train_run(run, Store(objects).run(run.run_id), runtime),
+    ]
     Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -175,9 +200,17 @@ def text_case(folder):
 
 
 @pytest.fixture(scope="module")
-def ranks(folder, text_case):
+def objects(object_server):  # noqa: F811
+    """The URL of a store in an object store."""
+    with pytest.MonkeyPatch.context() as patch:
+        s3.set_environment(patch, object_server)
+        yield f"s3://{s3.make_bucket()}/store"
+
+
+@pytest.fixture(scope="module")
+def ranks(folder, text_case, objects):
     """The results of each of two workers, by case."""
-    torch.multiprocessing.spawn(work, (str(folder), text_case), nprocs=2)
+    torch.multiprocessing.spawn(work, (str(folder), text_case, objects), nprocs=2)
     return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(2)]
 
 
@@ -231,6 +264,31 @@ def test_two_workers_resume_to_the_bit(ranks, folder):
     assert parts.curve() == whole.curve()
     model = "model.safetensors"
     assert (parts.checkpoint / model).read_bytes() == (whole.checkpoint / model).read_bytes()
+
+
+def test_workers_on_two_machines_resume_to_the_bit_from_an_object_store(ranks, folder, objects, tmp_path, monkeypatch):
+    assert [rank["outcomes on two machines"] for rank in ranks] == [["interrupted", "finished"]] * 2
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path))
+    run_id = tiny_run(**RESUMED).run_id
+    whole, parts = (Store(place).run(run_id) for place in (folder / "whole", objects))
+    assert parts.result["facts"]["resumed_from_step"] == 20
+    assert parts.curve() == whole.curve()
+    model = "model.safetensors"
+    assert (parts.fetch_checkpoint() / model).read_bytes() == (whole.checkpoint / model).read_bytes()
+
+
+def test_workers_that_would_continue_after_different_steps_do_not(ranks, folder):
+    """A file system that shows an older resume file to one of them."""
+    assert [rank["different steps"] for rank in ranks] == [[20, 10]] * 2
+
+
+def test_if_rank_0_starts_again_the_others_do(ranks, folder):
+    """Its resume file is damaged; the other rank has a good one."""
+    assert [rank["outcome with damage"] for rank in ranks] == ["finished"] * 2
+    run_id = tiny_run(**RESUMED).run_id
+    whole, again = (Store(folder / name).run(run_id) for name in ("whole", "own0"))
+    assert again.result["facts"]["restarted"]
+    assert again.result["metrics"] == whole.result["metrics"]
 
 
 def test_each_worker_keeps_the_state_of_a_part_of_the_parameters(ranks):
