@@ -53,6 +53,18 @@ def test_a_room_without_a_line(graph):
     assert find_problems(graph, parse_rooms(ROOMS)) == ["the room 'new' is not named in pyproject.toml"]
 
 
+def test_a_library_that_the_graph_names_is_for_those_that_say_so(graph):
+    for library in ("ray", "numpy"):
+        graph.add_module(library, is_squashed=True)
+        graph.add_import(importer="cope_sweep.model.attention", imported=library)
+    assert find_problems(graph, parse_rooms(ROOMS)) == []
+    assert find_problems(graph, parse_rooms(["ray", *ROOMS])) == [
+        "model may not import ray: cope_sweep.model.attention imports ray"
+    ]
+    allowed = ["ray", "spec:", "kernels:", "model: kernels ray", "cope_services: spec"]
+    assert find_problems(graph, parse_rooms(allowed)) == []
+
+
 def test_a_cycle(graph):
     graph.add_import(importer="cope_sweep.kernels.dispatch", imported="cope_sweep.model.attention")
     problems = find_problems(graph, parse_rooms(["spec:", "kernels: model", "model: kernels", "cope_services: spec"]))
