@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
-from cope_sweep.config.points import agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
+from cope_sweep.config.points import Labelled, agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
@@ -18,9 +18,6 @@ from cope_sweep.figures import FigureSpec
 from cope_sweep.frozen import OF_LEARNED, is_reported, learning_parts, metric_parts
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
-
-if TYPE_CHECKING:
-    from cope_sweep.config.expand import Row
 
 
 def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str]) -> SpecError:
@@ -306,7 +303,19 @@ def _check_is_learned(loaded: LoadedAblation, index: int) -> None:
     )
 
 
-def check_claims(loaded: LoadedAblation, rows: Sequence[Row]) -> None:
+class ClaimedRow(Labelled, Protocol):
+    """A row of the plan."""
+
+    @property
+    def better(self) -> Collection[int]:
+        """The claims, by their index, that call it better."""
+
+    @property
+    def than(self) -> Collection[int]:
+        """The claims that call it worse."""
+
+
+def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
     """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no pair of rows."""
     names = [metric.name for metric in loaded.content.metrics]
     for index, claim in enumerate(loaded.content.claims):
