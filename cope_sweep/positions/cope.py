@@ -6,8 +6,10 @@
     z_i[p_ij] = (p_ij − ⌊p_ij⌋)·z_i[⌈p_ij⌉] + (1 − p_ij + ⌊p_ij⌋)·z_i[⌊p_ij⌋]             (eq. 8)
     a_ij    = softmax_j(q_i·k_j/√K + z_i[p_ij])                                           (eq. 9)
 
-Positions are clamped to the last embedding (the paper's "limited positions"). If all gates are 1, p_ij = i − j + 1:
-token-based relative positions. Gates can be computed from values or from separate keys ("val-gates", "sep-keys").
+√K is from the paper's listing; equations 3 and 9 are printed without it. Positions are clamped to the last embedding
+(the paper's "limited positions"). The text clamps them to p_max, so it has p_max + 1 embeddings; the listing has p_max
+of them, as here, and clamps to p_max − 1. If all gates are 1, p_ij = i − j + 1: token-based relative positions. Gates
+can be computed from values or from separate keys ("val-gates", "sep-keys").
 
 The paper does not say which queries CoPE uses in a model with RoPE. By default gates and q·e use queries and keys
 before the rotation. `gate_after_rotation` computes gates from the rotated ones. `rotated_query` is the paper's listing

@@ -1,6 +1,6 @@
 """CoPE-ALiBi: a linear bias of the contextual position (Golovneva et al. 2024, appendix C).
 
-    a_ij = softmax_j(q_i·k_j/√K + s·m_h·p_ij)                                             (eq. 11)
+    a_ij = softmax_j(q_i·k_j/√K + s·m_h·p_ij)                                             (eq. 10)
 
 with p_ij as in CoPE, not clamped, m_h a slope for each head, and the sign s = −1, which favours near tokens, as ALiBi
 does. The paper's equation has no sign; `slope_sign: 1` is the equation as printed. Learned slopes are initialised to 0,

@@ -1,4 +1,4 @@
-"""Relative position encoding on keys, learned (Shaw et al. 2018; Golovneva et al. 2024, eq. 2 and section 5.4).
+"""Relative position encoding on keys, learned (Shaw et al. 2018; Golovneva et al. 2024, eq. 1 and section 5.4).
 
     a_ij = softmax_j(q_i·k_j/√K + q_i·e[i − j])
 
@@ -6,7 +6,7 @@ A distance beyond the table adds nothing (`far: none`), or uses the last embeddi
 "relative-capped".
 
 The released code (facebookresearch/RAM, projects/cope, `RelPosEmb`) divides q·e by √K, starts e at N(0, 1/K), and has
-one table for all layers: `scale_positions: true`, `std: 1/sqrt(d)`, `share_layers: true`. The defaults are equation 2
+one table for all layers: `scale_positions: true`, `std: 1/sqrt(d)`, `share_layers: true`. The defaults are equation 1
 as printed: not divided, zeros, a table for each layer.
 """
 
