@@ -45,7 +45,8 @@ class CARoPE(RotaryEncoding):
         shape = (dims.heads, dims.input_dim)
         if not self.bias:
             return {"frequency_weight": Parameter(shape, std=0.02, per_layer=True, bound=dims.linear_bound)}
-        start = math.log(math.expm1(self.base ** (2 / dims.head_dim) - 1))
+        sp = math.expm1(2 / dims.head_dim * math.log(self.base))
+        start = sp + math.log(-math.expm1(-sp))  # log(exp(sp) − 1), without the overflow of exp
         return {
             "frequency_weight": Parameter(shape, per_layer=True),
             "frequency_bias": Parameter((dims.heads,), per_layer=True, centre=start),

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cope_sweep.config.estimate import parameter_count
 from cope_sweep.kernels import using
@@ -51,6 +52,13 @@ def test_it_starts_as_rope():
     torch.testing.assert_close(ours(tokens), rope(tokens), rtol=1e-6, atol=1e-6)
     with using("reference"):
         torch.testing.assert_close(ours(tokens), rope(tokens), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("base", "head_dim"), [(1e4, 2), (1e6, 4), (1e5, 8), (1 + 1e-15, 64)])
+def test_it_starts_as_rope_with_any_base(base, head_dim):
+    start = CARoPE(base=base).parameters(Dims(2 * head_dim, 2, 1, 9))["frequency_bias"].centre
+    frequency = 1 / (F.softplus(torch.tensor(start, dtype=torch.float64)).item() + 1)
+    assert frequency == pytest.approx(base ** (-2 / head_dim), rel=1e-12)
 
 
 def test_without_a_bias_the_frequency_starts_near_a_fixed_number():
