@@ -134,7 +134,10 @@ class Encoding(Kind):
 
     @property
     def replaces(self) -> bool:
-        """`score` replaces q·k/√K: it returns its own logits minus those. A layer can have one such encoding."""
+        """`score` replaces q·k/√K by a function of it, or by other logits: it returns these minus q·k/√K.
+
+        A layer can have one such encoding.
+        """
         return False
 
     @property

@@ -31,6 +31,10 @@ class DAPE(AttentionEncoding):
     bias: Literal["alibi", "kerple", "fire"] = Field(default="kerple", description="The static bias.")
     hidden: int = Field(default=32, ge=1, le=10**6, description="Hidden units of the MLP.")
 
+    @property
+    def replaces(self) -> bool:
+        return True
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         heads, outer, inner = dims.heads, (2 * dims.heads) ** -0.5, self.hidden**-0.5
         static = STATIC[self.bias].parameters(dims).items()

@@ -50,6 +50,10 @@ class FoX(AttentionEncoding):
     )
     start: float = Field(default=0.0, description="Added to the gates' initial biases: 0: gates of about ½; 8: open.")
 
+    @property
+    def replaces(self) -> bool:
+        return not self.scaled
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         declared = projection("forget", dims.heads, dims)
         return declared | {"forget_bias": replace(declared["forget_bias"], centre=self.start)}

@@ -45,6 +45,10 @@ class MapFormerEM(SteppingEncoding):
     def scores(self) -> bool:
         return self.product != "o"
 
+    @property
+    def replaces(self) -> bool:
+        return self.product != "o"
+
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.product == "o" and self != MapFormerEM(product="o", layers=self.layers):

@@ -56,7 +56,7 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
     """Raise ValueError if an encoding does not fit a model of these sizes, or if two encodings exclude each other."""
     kinds = [encoding.kind for encoding in encodings]
     for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
-        if kind in ("absolute", "sinusoidal", "rope"):
+        if kind in ("absolute", "sinusoidal"):
             raise InvalidValue(
                 f"model.position has {kind} twice, and one {kind} can represent both; remove one",
                 key="model.position",
@@ -65,8 +65,8 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
         shared = _common_layers([encoding for encoding in encodings if encoding.kind == kind], dims)
         if shared:
             raise InvalidValue(
-                f"model.position has {kind} twice in layer {shared[0]}, and one {kind} with summed parameters can "
-                "represent both; remove one, or give them different `layers`",
+                f"model.position has {kind} twice in layer {shared[0]}, and a layer has each kind once; remove one, or "
+                "give them different `layers`",
                 key="model.position",
                 kinds=[kind, kind],
                 layer=shared[0],
@@ -89,7 +89,7 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
     _check_widening(encodings, dims)
     _check_readings(encodings)
     _check_single([encoding for encoding in encodings if encoding.weighs], "the softmax", dims)
-    _check_single([encoding for encoding in encodings if encoding.replaces], "q·k", dims)
+    _check_single([encoding for encoding in encodings if encoding.replaces], "q·k/√K", dims)
 
 
 def _check_single(replacing: Sequence[Encoding], replaced: str, dims: Dims) -> None:

@@ -45,6 +45,7 @@ class TestHardAttention(EncodingContract):
     ("position", "data"),
     [
         (["cope", "cope"], {"key": "model.position", "kinds": ["cope", "cope"], "layer": 0}),
+        ([{"kind": "rope", "layers": [0]}, "rope"], {"key": "model.position", "kinds": ["rope", "rope"], "layer": 0}),
         (["absolute", "absolute"], {"key": "model.position", "kinds": ["absolute", "absolute"]}),
         (["absolute", "sinusoidal"], {"key": "model.position", "kinds": ["absolute", "sinusoidal"]}),
         ([{"kind": "cope", "layers": [5]}], {"key": "cope.layers", "layer": 5, "layers": 1}),
@@ -66,6 +67,11 @@ class TestHardAttention(EncodingContract):
         (["pope", "rope"], {"key": "model.position", "kinds": ["pope", "rope"], "layer": 0}),
         (["path", "pope"], {"key": "model.position", "kinds": ["pope", "path"], "layer": 0}),
         (["path", "wall"], {"key": "model.position", "kinds": ["path", "wall"], "layer": 0}),
+        (["mapformer_em", "path"], {"key": "model.position", "kinds": ["mapformer_em", "path"], "layer": 0}),
+        ([{"kind": "mapformer_em", "product": "s"}, "wall"], {"key": "model.position", "layer": 0}),
+        ([{"kind": "fox", "scaled": False}, "path"], {"key": "model.position", "kinds": ["fox", "path"], "layer": 0}),
+        (["dape", "path"], {"key": "model.position", "kinds": ["dape", "path"], "layer": 0}),
+        (["dape", {"kind": "fox", "scaled": False}], {"key": "model.position", "kinds": ["dape", "fox"], "layer": 0}),
         (["stick_breaking", "tra"], {"key": "model.position", "kinds": ["stick_breaking", "tra"], "layer": 0}),
         ([{"kind": "t5", "buckets": 32, "max_distance": 16}], {"key": "t5.max_distance", "value": 16, "buckets": 32}),
         ([{"kind": "rope", "scaling": "yarn", "factor": 2}], {"key": "rope.trained", "scaling": "yarn"}),
@@ -90,13 +96,27 @@ def test_an_encoding_that_does_not_fit_the_size_is_an_error(dim, heads, position
         tiny_run(**{"model.position": [position], "model.dim": dim, "model.heads": heads})
 
 
-def test_one_kind_can_occur_twice_in_different_layers():
+@pytest.mark.parametrize(("kind", "other"), [("cope", {"p_max": 9}), ("rope", {"base": 1e6})])
+def test_one_kind_can_occur_twice_in_different_layers(kind, other):
     tiny_run(
         **{
             "model.layers": 2,
-            "model.position": [{"kind": "cope", "layers": [0]}, {"kind": "cope", "layers": [1], "p_max": 9}],
+            "model.position": [{"kind": kind, "layers": [0]}, {"kind": kind, "layers": [1], **other}],
         }
     )
+
+
+@pytest.mark.parametrize(
+    "position",
+    [["fox", "path"], [{"kind": "mapformer_em", "product": "o"}, "path"], ["mapformer_em", "cope"], ["dape", "cope"]],
+)
+def test_a_layer_can_have_one_encoding_that_replaces_the_content(position):
+    tiny_run(**{"model.position": position})
+
+
+class TestTwoRotationsInDifferentLayers(EncodingContract):
+    specs = [[{"kind": "rope", "layers": [0]}, {"kind": "rope", "base": 100.0, "layers": [1]}]]
+    extrapolates = True
 
 
 def test_the_built_in_encodings():
