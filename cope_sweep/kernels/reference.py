@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cope_sweep.kernels.arguments import Inputs, LayerEncoding, LayerEncodings
@@ -106,7 +105,8 @@ def attention_weights(inputs: Inputs, positions: LayerEncodings, visible_TS: Ten
         weights_BHTS = hide_later_keys(total_BHTS, visible_TS).softmax(dim=-1)
     if not inputs.hard:
         return weights_BHTS
-    one_hot_BHTS = F.one_hot(weights_BHTS.argmax(dim=-1), weights_BHTS.shape[-1]).to(weights_BHTS)
+    largest_BHT1, index_BHT1 = weights_BHTS.max(dim=-1, keepdim=True)
+    one_hot_BHTS = torch.zeros_like(weights_BHTS).scatter(-1, index_BHT1, (largest_BHT1 > 0).to(weights_BHTS))
     return one_hot_BHTS + weights_BHTS - weights_BHTS.detach()
 
 

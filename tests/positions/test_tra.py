@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,3 +46,5 @@ def test_only_keys_above_the_threshold_count():
             assert weights[0, h, i, : i + 1].tolist() == pytest.approx(expected, abs=1e-12)
             assert not weights[0, h, i, i + 1 :].any()
     assert empty, "no row without a key: the case tests less than it says"
+    hard = attention_weights(replace(inputs, hard=True), [LayerEncoding(TRA())], visible(8, 8, torch.device("cpu")))
+    torch.testing.assert_close(hard.sum(-1), weights.sum(-1))
