@@ -12,6 +12,7 @@ D components of the layer's input, N tokens without padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from cope_sweep.model.parameters import PositionParameters
 from cope_sweep.positions import ENCODINGS, Dims, Encoding, check_together
 
 __all__ = ["LayerCache", "LayerEncoding", "PositionalAttention", "check_encodings", "positional_attention"]
+
+UNKNOWN_CONTEXT = 10**9
+"""The context of sizes that have none: longer than any that an encoding is given."""
 
 PADDED = "padded_"
 """Prefix of the names in a cache that was filled with a mask: its tokens have not got their positions yet."""
@@ -118,7 +122,8 @@ class PositionalAttention(nn.Module):
             heads: heads of queries.
             head_dim: components of a query.
             hidden_dim: components of `hidden`. None: heads·head_dim.
-            context: tokens of the longest sequence, for tables with an entry for each (`cope` with `p_max: full`).
+            context: tokens of the longest sequence, for tables with an entry for each (`cope` with `p_max: full`), and
+                for the `span` of a `gate_bias`.
             dropout: probability of dropping an attention weight in training.
 
         Raises:
@@ -136,19 +141,9 @@ class PositionalAttention(nn.Module):
                     "give the encoding to the layers that use it",
                     key=f"{encoding.kind}.layers",
                 )
-        self.dims = Dims(heads * head_dim, heads, 1, context or 1, hidden_dim=hidden_dim)
+        self.dims = Dims(heads * head_dim, heads, 1, context or UNKNOWN_CONTEXT, hidden_dim=hidden_dim)
         self._check_together(checked)
-        if context is None:
-            longer = Dims(heads * head_dim, heads, 1, 2, hidden_dim=hidden_dim)
-            for encoding in checked:
-                if encoding.parameters(self.dims) != encoding.parameters(longer):
-                    raise InvalidValue(
-                        f"{encoding.kind} has an entry for each position: pass context=, the tokens of the longest "
-                        "sequence",
-                        code="missing_argument",
-                        argument="context",
-                        kind=encoding.kind,
-                    )
+        check_context(checked, self.dims)
         self.position = nn.ModuleList(PositionParameters(encoding, self.dims) for encoding in checked)
         self.reset_parameters()
 
@@ -222,11 +217,25 @@ def check_encodings(encodings: Sequence[Encoding]) -> None:
             )
 
 
+def check_context(encodings: Sequence[Encoding], dims: Dims) -> None:
+    """Raise InvalidValue for an encoding whose parameters depend on the context, if that is unknown."""
+    if dims.context != UNKNOWN_CONTEXT:
+        return
+    for encoding in encodings:
+        if encoding.parameters(dims) != encoding.parameters(replace(dims, context=2 * UNKNOWN_CONTEXT)):
+            raise InvalidValue(
+                f"{encoding.kind} depends on the tokens of the longest sequence: pass context=, their number",
+                code="missing_argument",
+                argument="context",
+                kind=encoding.kind,
+            )
+
+
 def needs_hidden(encoding: Encoding, heads: int, head_dim: int) -> bool:
     """The encoding computes features from the layer's input."""
     if type(encoding).features is Encoding.features:
         return False
-    dims = Dims(heads * head_dim, heads, 1, 1)
+    dims = Dims(heads * head_dim, heads, 1, UNKNOWN_CONTEXT)
     declared = encoding.parameters(dims).items()
     parameters = {name: torch.empty(parameter.shape, device="meta") for name, parameter in declared}
     return encoding.features(parameters, torch.empty(1, 1, dims.dim, device="meta")) is not None

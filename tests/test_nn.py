@@ -242,13 +242,21 @@ def test_sampled_positions_are_refused():
         PositionalAttention([RoPE(sampled=64)], heads=H, head_dim=K)
 
 
+def test_the_span_of_gates_is_that_of_the_context():
+    module = PositionalAttention([CoPE(gate_bias={"span": 8})], heads=H, head_dim=K, context=32)
+    q, k, v, _ = (x.float() for x in tensors())
+    assert module(q, k, v).shape == (B, H, T, K)
+    (layer,) = module.layer_encodings()
+    assert layer.parameters["shift"].sigmoid().tolist() == pytest.approx(H * [8 / 32])
+
+
 def test_layers_are_refused():
     with raises("invalid_value", key="cope.layers"):
         PositionalAttention([CoPE(layers=(0,))], heads=H, head_dim=K)
 
 
-@pytest.mark.parametrize("encoding", [CoPE(p_max="full"), "relative"])
-def test_a_table_for_every_token_needs_their_number(encoding):
+@pytest.mark.parametrize("encoding", [CoPE(p_max="full"), CoPE(gate_bias={"span": 8}), "relative"])
+def test_what_depends_on_the_number_of_tokens_needs_it(encoding):
     kind = encoding if isinstance(encoding, str) else encoding.kind
     with raises("missing_argument", argument="context", kind=kind):
         PositionalAttention([encoding], heads=H, head_dim=K)

@@ -37,7 +37,14 @@ from transformers.utils.import_utils import is_tracing
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.kernels import LayerEncoding
-from cope_sweep.nn import PositionalAttention, check_encodings, needs_hidden, positional_attention
+from cope_sweep.nn import (
+    UNKNOWN_CONTEXT,
+    PositionalAttention,
+    check_context,
+    check_encodings,
+    needs_hidden,
+    positional_attention,
+)
 from cope_sweep.positions import ENCODINGS, Dims, Encoding, check_together
 from cope_sweep.positions.base import AttentionEncoding, Tensors
 
@@ -255,8 +262,17 @@ def _add(model: PreTrainedModel, layers: dict[int, nn.Module], encodings: list[E
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     context = getattr(config, "max_position_embeddings", None)
-    dims = Dims(heads * head_dim, heads, max(layers) + 1, context or 1, hidden_dim=config.hidden_size)
+    dims = Dims(heads * head_dim, heads, max(layers) + 1, context or UNKNOWN_CONTEXT, hidden_dim=config.hidden_size)
     check_encodings(encodings)
+    rotary = [
+        (parent, child)
+        for parent in model.modules()
+        for child in parent.named_children()
+        if "RotaryEmbedding" in type(child[1]).__name__
+    ]
+    _check_rotation(model, layers, [module for _, (_, module) in rotary], keep_rope=keep_rope)
+    check_together([*encodings, *([ModelRotation()] if rotary and keep_rope else [])], dims)
+    check_context(encodings, dims)
     for encoding in encodings:
         if encoding.mixes or needs_hidden(encoding, heads, head_dim):
             raise InvalidValue(
@@ -275,15 +291,7 @@ def _add(model: PreTrainedModel, layers: dict[int, nn.Module], encodings: list[E
                 key=f"{encoding.kind}.share_layers",
                 kind=encoding.kind,
             )
-    rotary = [
-        (parent, child)
-        for parent in model.modules()
-        for child in parent.named_children()
-        if "RotaryEmbedding" in type(child[1]).__name__
-    ]
-    _check_rotation(model, layers, [module for _, (_, module) in rotary], keep_rope=keep_rope)
     # All checks are before the first change.
-    check_together([*encodings, *([ModelRotation()] if rotary and keep_rope else [])], dims)
     rotation = None
     for parent, (child_name, original) in rotary:
         held = HeldRotation(original)
@@ -317,6 +325,13 @@ def _check_rotation(
     if len(rotary) > 1 or (rotary and arguments != ["q", "k", "cos", "sin"]):
         raise InvalidValue(
             f"{name} rotates queries and keys in a way of its own, which cope_sweep does not know",
+            code="not_computed",
+            model=name,
+        )
+    # HunYuan's names. A norm without gains commutes with the rotation (nanochat), and others are before it.
+    if rotary and keep_rope and any(hasattr(layer, "query_layernorm") for layer in layers.values()):
+        raise InvalidValue(
+            f"{name} normalises queries and keys after their rotation, with gains, which cope_sweep does not compute",
             code="not_computed",
             model=name,
         )

@@ -43,7 +43,7 @@ MODELS = {
     "gpt2": gpt2,
     **{
         kind: lambda kind=kind, **fields: of_kind(kind, **fields)
-        for kind in ("mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2", "cohere")
+        for kind in ("mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2", "cohere", "nanochat")
     },
 }
 
@@ -213,6 +213,12 @@ def test_layers_that_have_the_encoding():
     assert counts == [0, 1]
 
 
+def test_the_span_of_gates_is_that_of_the_models_context():
+    model = convert(llama(), [CoPE(p_max=4, gate_bias={"span": 512})])
+    (layer,) = model.model.layers[0].self_attn.positions.layer_encodings()[1:]
+    assert layer.parameters["shift"].sigmoid().tolist() == pytest.approx(4 * [512 / 2048])
+
+
 def test_rope_for_a_model_without():
     model = gpt2()
     before = model(TOKENS).logits
@@ -281,6 +287,7 @@ def test_bfloat16():
         (lambda: of_kind("gpt_neo", num_layers=2, attention_types=[[["global"], 2]]), ["cope"], {}, "no_attention_hook", {"model": "GPTNeoForCausalLM"}),
         (lambda: of_kind("mistral", sliding_window=8), ["cope"], {}, "sliding_window", {"model": "MistralForCausalLM"}),
         (lambda: of_kind("gptj"), ["cope"], {}, "not_computed", {"model": "GPTJForCausalLM"}),
+        (lambda: of_kind("hunyuan_v1_dense", head_dim=8), ["cope"], {}, "not_computed", {"model": "HunYuanDenseV1ForCausalLM"}),
         (lambda: llama().model, ["cope"], {}, "not_a_causal_model", {"model": "LlamaModel"}),
         (llama, ["fox"], {}, "missing_argument", {"argument": "hidden", "kind": "fox"}),
         (llama, ["path"], {}, "missing_argument", {"argument": "hidden", "kind": "path"}),
@@ -289,6 +296,7 @@ def test_bfloat16():
         (llama, ["short_convolution"], {}, "missing_argument", {"argument": "q", "kind": "short_convolution"}),
         (llama, ["absolute"], {}, "not_in_attention", {"kind": "absolute"}),
         (llama, ["t5"], {}, "shared_by_layers", {"key": "t5.share_layers"}),
+        (llama, [CoPE(gate_bias={"span": 4096})], {}, "invalid_value", {"key": "cope.gate_bias", "below": 2048}),
         (gpt2, ["cope"], {"keep_rope": False}, "no_rope", {"model": "GPT2LMHeadModel"}),
         (llama, [CoPE(rotated_query=True)], {"keep_rope": False}, "invalid_value", {"key": "cope.rotated_query"}),
         (lambda: convert(llama(), ["cope"]), ["cope"], {}, "already_converted", {"model": "LlamaForCausalLM"}),
