@@ -2,15 +2,16 @@
 
 **Matrices**, from the model's own forward pass, as numpy arrays:
 
-    g_ij, p_ij   gates and positions of each contextual encoding, for j ≤ i (see positions/cope.py); positions are given
-                 before and after the limit of the encoding
+    g_ij, p_ij   gates and positions of each contextual encoding, for the keys j that query i sees: j ≤ i, without those
+                 that a window hides (see positions/cope.py); positions are given before and after the limit of the
+                 encoding
     s_ij         position logits: what an encoding adds to the attention logits
     position-only attention
                  softmax_j(Σ s_ij), scaled so that the maximum of each query is 1
     a_ij         softmax_j(q_i·k_j/√K + Σ s_ij): the attention of the model
 
 Position-only attention does not exist for a model without position logits: RoPE and absolute positions change q·k
-itself.
+itself, and a window is a mask.
 
 An observer in the attention function receives the inputs of each layer's attention. The encodings compute gates,
 positions and logits from them, for one block of queries at a time. The layers after the last selected one are not
@@ -28,14 +29,15 @@ lines, sections or sentences opens its gates on such tokens.
 
 The patterns match bytes, because a token may contain only a part of a character.
 
-**Statistics** of what each head counts. ḡ_j is the mean of g_ij over the selected queries i ≥ j. Every token has the
-same weight, and the tokens of several sequences are pooled.
+**Statistics** of what each head counts. ḡ_j is the mean of g_ij over the selected queries i that see key j. Every token
+has the same weight, and the tokens of several sequences are pooled.
 
     on, off     mean ḡ of the marked tokens and of the others
     auc         P(ḡ_marked > ḡ_other) + ½·P(ḡ_marked = ḡ_other): the area under the ROC curve (Mann and Whitney 1947)
     effect      (on − off) / pooled standard deviation: Cohen's d (Cohen 1988)
     share       Σ ḡ over the marked tokens / Σ ḡ over all tokens
-    clamped     share of the pairs (i, j ≤ i) whose position is beyond the last position embedding, p_max − 1
+    clamped     share of the pairs of a query and a key that it sees whose position is beyond the last position
+                embedding, p_max − 1
 
 For a head that counts sections, `on` of the section marks is near 1, `off` is near 0, and `auc` and `share` are near 1.
 
@@ -43,7 +45,7 @@ For a head that counts sections, `on` of the section marks is near 1, `off` is n
 
 Shapes: H selected heads, T tokens, Q queries of a block or selected ones, S keys up to the last query of the block, P
 pairs of a selected query and a key, N tokens of all sequences. Index [h, i, j] is query i and key j, and the value is 0
-where j > i.
+where i does not see j.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, TokensError, validate_token_ids
 from cope_sweep.kernels import Inputs, LayerEncodings, attention_weights, observing, seen, visible
 from cope_sweep.model import CheckpointError, check_reach
-from cope_sweep.model.load import HeadLoad, head_loads
+from cope_sweep.model.load import HeadLoad, has_logits, head_loads, seen_keys
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.tasks import IGNORED, Task
 from cope_sweep.text import TextTokenizer
@@ -90,6 +92,8 @@ class ContextualMatrices:
     """float32, before the limit."""
     limit: int | None
     """Largest position that the encoding distinguishes, p_max − 1; None: no limit."""
+    seen_TT: np.ndarray
+    """bool: the query sees the key."""
 
     @property
     def clamped_positions_HTT(self) -> np.ndarray:  # noqa: N802 - a shape suffix
@@ -187,7 +191,7 @@ def select_heads(
 def matrix_count(run: RunSpec, layer: int) -> int:
     """The number of matrices that a probe computes for each head of this layer."""
     serving = [encoding for encoding in run.model.position if encoding.serves(layer)]
-    scoring = sum(encoding.scores for encoding in serving)
+    scoring = sum(has_logits(encoding) for encoding in serving)
     return 2 * sum(isinstance(encoding, ContextualEncoding) for encoding in serving) + scoring + bool(scoring) + 1
 
 
@@ -275,12 +279,13 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
     def zeros() -> np.ndarray:
         return np.zeros((len(heads), T, T), dtype=np.float32)
 
+    seen_TT = np.zeros((T, T), dtype=bool)
     contextual = {
-        p.encoding.kind: ContextualMatrices(zeros(), zeros(), p.encoding.limit(p.parameters))
+        p.encoding.kind: ContextualMatrices(zeros(), zeros(), p.encoding.limit(p.parameters), seen_TT)
         for p in positions
         if isinstance(p.encoding, ContextualEncoding)
     }
-    scores_HTT = {p.encoding.kind: zeros() for p in positions if p.encoding.scores}
+    scores_HTT = {p.encoding.kind: zeros() for p in positions if has_logits(p.encoding)}
     position_only_HTT, attention_HTT = zeros() if scores_HTT else None, zeros()
 
     def store(target_HTT: np.ndarray, start: int, rows_BHQS: Tensor) -> None:
@@ -294,20 +299,24 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
         block = inputs.of_queries(start, min(start + rows, T))
         visible_QS = visible(block.q_BHTK.shape[2], block.k_BHSK.shape[2], block.q_BHTK.device)
         logits_BHQS = block.rotated_q_BHTK @ block.rotated_k_BHSK.mT / block.q_BHTK.shape[-1] ** 0.5
+        of_each = seen(block, positions, logits_BHQS, visible_QS)
+        seen_QS = seen_keys(positions, of_each, visible_QS)
+        seen_TT[start : start + len(seen_QS), : seen_QS.shape[1]] = seen_QS.cpu().numpy()
         total_BHQS = torch.zeros_like(logits_BHQS)
-        for position, attention in zip(positions, seen(block, positions, logits_BHQS, visible_QS), strict=True):
+        for position, attention in zip(positions, of_each, strict=True):
             encoding = position.encoding
             if isinstance(encoding, ContextualEncoding):
-                store(contextual[encoding.kind].gates_HTT, start, encoding.gates(position.parameters, attention))
-                store(
-                    contextual[encoding.kind].positions_HTT, start, encoding.positions(position.parameters, attention)
-                )
+                matrices = contextual[encoding.kind]
+                store(matrices.gates_HTT, start, encoding.gates(position.parameters, attention) * seen_QS)
+                store(matrices.positions_HTT, start, encoding.positions(position.parameters, attention) * seen_QS)
+            if not has_logits(encoding):
+                continue
             score_BHQS = encoding.score(position.parameters, attention)
             if score_BHQS is not None:
-                store(scores_HTT[encoding.kind], start, score_BHQS * visible_QS)
+                store(scores_HTT[encoding.kind], start, score_BHQS * seen_QS)
                 total_BHQS = total_BHQS + score_BHQS
         if position_only_HTT is not None:
-            total_BHQS = total_BHQS.masked_fill(~visible_QS, -torch.inf)
+            total_BHQS = total_BHQS.masked_fill(~seen_QS, -torch.inf)
             # A softmax divided by its maximum is exp(x − max x).
             store(position_only_HTT, start, (total_BHQS - total_BHQS.amax(-1, keepdim=True)).exp())
         store(attention_HTT, start, attention_weights(block, positions, visible_QS))
@@ -494,14 +503,17 @@ def loads_of_heads(
     return [load for load in loads if load.layer in selected_layers and load.head in selected_heads]
 
 
-def mean_gates(gates_TT: np.ndarray, queries_T: np.ndarray | None = None) -> np.ndarray:
-    """ḡ_j of each key, float64, shape (T,): the mean of g_ij over the selected queries i ≥ j; NaN where there is none.
+def mean_gates(
+    gates_TT: np.ndarray, queries_T: np.ndarray | None = None, seen_TT: np.ndarray | None = None
+) -> np.ndarray:
+    """ḡ_j of each key, float64, shape (T,): the mean of g_ij over the selected queries i that see it; NaN without any.
 
-    `gates_TT` is 0 where j > i. `queries_T` is bool; None: all queries.
+    `gates_TT` is 0 where i does not see j. `queries_T` is bool; None: all queries. `seen_TT` is bool; None: j ≤ i.
     """
     T = len(gates_TT)
     queries_T = np.ones(T, dtype=bool) if queries_T is None else queries_T
-    counts_T = queries_T[::-1].cumsum()[::-1]  # selected queries i ≥ j
+    seen_TT = np.tril(np.ones((T, T), dtype=bool)) if seen_TT is None else seen_TT
+    counts_T = seen_TT[queries_T].sum(axis=0)
     means_T = np.full(T, math.nan)
     sums_T = gates_TT[queries_T].sum(axis=0, dtype=np.float64)
     np.divide(sums_T, counts_T, out=means_T, where=counts_T > 0)
@@ -554,18 +566,17 @@ class _RunningTotals:
 
     def add(self, matrices: ContextualMatrices, row: int, queries_T: np.ndarray, marks: TokenMarks) -> None:
         """Add one sequence; `row` is the index of the head in the matrices."""
-        causal_QT = np.tril(np.ones((len(queries_T), len(queries_T)), dtype=bool))[queries_T]
-        positions_P = matrices.positions_HTT[row][queries_T][causal_QT]
+        positions_P = matrices.positions_HTT[row][queries_T][matrices.seen_TT[queries_T]]
         self.limit = matrices.limit
         self.pairs += len(positions_P)
         self.clamped += 0 if self.limit is None else int((positions_P > self.limit).sum())
         self.position_sum += float(positions_P.sum(dtype=np.float64))
         self.position_max = max(self.position_max, float(positions_P.max()))
-        gates_T = mean_gates(matrices.gates_HTT[row], queries_T)
-        seen_T = ~np.isnan(gates_T)
-        self.gates.append(gates_T[seen_T])
+        gates_T = mean_gates(matrices.gates_HTT[row], queries_T, matrices.seen_TT)
+        is_seen_T = ~np.isnan(gates_T)
+        self.gates.append(gates_T[is_seen_T])
         for name, marked_T in marks.items():
-            self.marks[name].append(marked_T[seen_T])
+            self.marks[name].append(marked_T[is_seen_T])
 
     def statistics(self, layer: int, head: int, encoding: str) -> HeadStatistics:
         gates_N = np.concatenate(self.gates)

@@ -1,13 +1,14 @@
 """What position logits do in the heads of a model: their size, how far gates count, what they explain of attention.
 
-For each encoding that adds to the logits and each head, over some queries i of a sequence and all their keys j ≤ i:
+For each encoding that adds to the logits and each head, over some queries i of a sequence and the keys that they see,
+j ≤ i, without those that a window hides:
 
     position, content   means of |s_ij| and of |q_i·k_j/√K|, where s_ij is what the encoding adds
     load                position ÷ content. Near 0 the encoding does nothing: attention is that of the content alone
     beyond              share of the keys whose position p_ij is beyond the last embedding, p_max − 1: there the
                         derivative of all gates is 0. Only for contextual encodings with such a limit
-    spans               p_i0, the position of the first key, which is the row's largest, for rows of several lengths. If
-                        it grows linearly with the row, all gates are alike. Only for contextual encodings
+    spans               p_i0, the position of the first key, which is the row's largest, for rows of several numbers of
+                        keys. If it grows linearly with them, all gates are alike. Only for contextual encodings
     explained           share of attention's entropy that the encoding's logits alone explain:
                         (D(a‖u) − D(a‖r)) ÷ D(a‖u)
 
@@ -17,7 +18,7 @@ off the uniform distribution, and D(a‖r) what is left of it if r is known. So 
 the positions alone, 0 if positions prefer no key, and negative if they point to other keys than attention. Rows are
 summed before the division.
 
-Shapes: B sequences, H heads, T tokens, S keys of a row, R rows.
+Shapes: B sequences, H heads, T tokens, S keys up to the query of a row, V of them that it sees.
 """
 
 from __future__ import annotations
@@ -34,8 +35,23 @@ from torch import Tensor
 from cope_sweep.kernels import Inputs, LayerEncodings, observing, seen, visible
 from cope_sweep.kernels.reference import with_float32
 from cope_sweep.model.transformer import Transformer
+from cope_sweep.positions import Attention, Encoding
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.positions.window import Window
+
+
+def has_logits(encoding: Encoding) -> bool:
+    """The encoding adds position logits; the score of a window is a mask."""
+    return encoding.scores and not isinstance(encoding, Window)
+
+
+def seen_keys(positions: LayerEncodings, of_each: Sequence[Attention], visible_QS: Tensor) -> Tensor:
+    """The keys that each query sees, bool, (Q, S): those of `visible_QS` that no window hides."""
+    for position, attention in zip(positions, of_each, strict=True):
+        if isinstance(position.encoding, Window):
+            visible_QS = visible_QS & (position.encoding.score(position.parameters, attention) == 0)
+    return visible_QS
+
 
 ROWS = 16
 """The most rows of a sequence that are measured, evenly spaced, the last one included."""
@@ -54,7 +70,7 @@ class HeadLoad:
     beyond: float | None
     """None: the encoding has no last embedding."""
     spans: tuple[tuple[int, float], ...]
-    """Tokens of a row, and its largest position, a mean over the sequences; empty: the encoding has no gates."""
+    """Keys of a row, and its largest position, a mean over the rows; empty: the encoding has no gates."""
     explained: float | None
     """None: an encoding replaces the softmax, or attention is uniform."""
 
@@ -151,7 +167,7 @@ class _Sums:
     explained_H: list[float] = field(default_factory=list)
     """Σ D(a‖u) − D(a‖r)."""
     spans: dict[int, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
-    """Tokens of a row → p_i0 of each head, for each sequence."""
+    """Keys of a row → p_i0 of each head, for each row."""
 
     def loads(self, layer: int) -> list[HeadLoad]:
         return [
@@ -163,8 +179,8 @@ class _Sums:
                 content=self.content_H[head] / self.keys,
                 beyond=self.beyond_H[head] / self.keys if self.limited else None,
                 spans=tuple(
-                    (tokens, math.fsum(each[head] for each in spans) / len(spans))
-                    for tokens, spans in sorted(self.spans.items())
+                    (keys, math.fsum(each[head] for each in spans) / len(spans))
+                    for keys, spans in sorted(self.spans.items())
                 ),
                 explained=None
                 if self.weighs or self.known_H[head] <= 0
@@ -176,32 +192,39 @@ class _Sums:
 
 def _add_row(sums: dict[tuple[int, int], _Sums], layer: int, row: Inputs, positions: LayerEncodings) -> None:
     """Add one query, (B, H, 1, K) with B = 1, and its keys."""
-    S = row.k_BHSK.shape[2]
+    visible_QS = visible(1, row.k_BHSK.shape[2], row.k_BHSK.device)
     logits_BHQS = row.rotated_q_BHTK @ row.rotated_k_BHSK.mT / row.q_BHTK.shape[-1] ** 0.5
-    of_each = seen(row, positions, logits_BHQS, visible(1, S, logits_BHQS.device))
-    scores = [p.encoding.score(p.parameters, a) for p, a in zip(positions, of_each, strict=True)]
-    scores_HS = [None if score is None else score.expand_as(logits_BHQS)[0, :, 0].double() for score in scores]
-    content_HS = logits_BHQS[0, :, 0].double()
-    total_HS = content_HS + sum(score_HS for score_HS in scores_HS if score_HS is not None)
-    log_a_HS = total_HS.log_softmax(-1)
-    a_HS = log_a_HS.exp()
-    for index, (position, attention, score_HS) in enumerate(zip(positions, of_each, scores_HS, strict=True)):
-        if score_HS is None or isinstance(position.encoding, Window):  # which is a mask, and has no logits
-            continue
-        encoding, total = position.encoding, sums[layer, index]
-        total.encoding, total.keys = encoding.kind, total.keys + S
+    of_each = seen(row, positions, logits_BHQS, visible_QS)
+    seen_S = seen_keys(positions, of_each, visible_QS)[0]
+
+    def of_seen(x_BHQS: Tensor) -> Tensor:
+        return x_BHQS.expand_as(logits_BHQS)[0, :, 0][:, seen_S].double()
+
+    scores = {
+        index: p.encoding.score(p.parameters, a)
+        for index, (p, a) in enumerate(zip(positions, of_each, strict=True))
+        if has_logits(p.encoding)
+    }
+    scores_HV = {index: of_seen(score_BHQS) for index, score_BHQS in scores.items() if score_BHQS is not None}
+    content_HV = of_seen(logits_BHQS)
+    log_a_HV = (content_HV + sum(scores_HV.values())).log_softmax(-1)
+    a_HV, V = log_a_HV.exp(), log_a_HV.shape[-1]
+    for index, score_HV in scores_HV.items():
+        position, total = positions[index], sums[layer, index]
+        encoding = position.encoding
+        total.encoding, total.keys = encoding.kind, total.keys + V
         total.weighs = any(p.encoding.weighs for p in positions)
-        _add(total.position_H, score_HS.abs().sum(-1))
-        _add(total.content_H, content_HS.abs().sum(-1))
+        _add(total.position_H, score_HV.abs().sum(-1))
+        _add(total.content_H, content_HV.abs().sum(-1))
         # Σ a·log(a/u) and Σ a·log(r/u): a weight of 0 adds 0, whatever the logarithm.
-        _add(total.known_H, (a_HS * (log_a_HS + math.log(S))).nan_to_num(0).sum(-1))
-        _add(total.explained_H, (a_HS * (score_HS.log_softmax(-1) + math.log(S))).nan_to_num(0).sum(-1))
+        _add(total.known_H, (a_HV * (log_a_HV + math.log(V))).nan_to_num(0).sum(-1))
+        _add(total.explained_H, (a_HV * (score_HV.log_softmax(-1) + math.log(V))).nan_to_num(0).sum(-1))
         if isinstance(encoding, ContextualEncoding):
-            p_HS = encoding.positions(position.parameters, attention)[0, :, 0]
-            total.spans[S].append(p_HS[:, 0].tolist())
+            p_HV = of_seen(encoding.positions(position.parameters, of_each[index]))
+            total.spans[V].append(p_HV[:, 0].tolist())
             limit = encoding.limit(position.parameters)
             total.limited = limit is not None
-            _add(total.beyond_H, (p_HS > (math.inf if limit is None else limit)).sum(-1))
+            _add(total.beyond_H, (p_HV > (math.inf if limit is None else limit)).sum(-1))
 
 
 def _add(total_H: list[float], more_H: Tensor) -> None:

@@ -23,6 +23,10 @@ def layer_of(predictor, layer, x, q, k, v, rotated_q, rotated_k):
     H, T, K = q.shape
     distance = np.arange(T)[:, None] - np.arange(T)
     causal = distance >= 0
+    for window in predictor.run.model.position:
+        if window.kind == "window" and window.serves(layer):
+            is_chunk = np.arange(T)[:, None] // window.size == np.arange(T) // window.size
+            causal = causal & (is_chunk if window.chunks else distance < window.size)
     found, total = Layer(), np.zeros((H, T, T))
     for index, encoding in enumerate(predictor.run.model.position):
         if not encoding.serves(layer):

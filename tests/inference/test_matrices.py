@@ -31,6 +31,9 @@ POSITIONS = {
     "two contextual": [{"kind": "cope", "p_max": 4}, {"kind": "cope_alibi", "slopes": [0.3, 0.2], "gate": "values"}],
     "in one layer": [{"kind": "cope", "p_max": 4, "layers": [1]}],
     "cope + relative": [{"kind": "cope", "p_max": 4}, "relative"],
+    "in a window": ["rope", {"kind": "cope", "p_max": 3}, {"kind": "window", "size": 5}],
+    "in chunks of a layer": ["relative", {"kind": "window", "size": 4, "chunks": True, "layers": [1]}],
+    "window": ["rope", {"kind": "window", "size": 4}],
     "relative": ["relative"],
     "plain alibi": [{"kind": "alibi", "slopes": [0.5, 0.25]}],
     "rope": ["rope"],
@@ -78,7 +81,7 @@ def close(found, reference):
     np.testing.assert_allclose(found, reference, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two contextual", "cope + relative"])
+@pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two contextual", "in a window"])
 def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
     predictor = tiny_predictor(POSITIONS[name])
     whole = probe(predictor, TOKENS).arrays()
@@ -168,7 +171,7 @@ def test_too_large_probes_are_refused_before_the_model_runs(monkeypatch):
     assert held == 4 * 14**2 * 2 * 6 + 16  # `stopped` is computed on access
 
 
-@pytest.mark.parametrize("name", ["separate", "mlp", "rope", "none"])
+@pytest.mark.parametrize("name", ["separate", "mlp", "rope", "none", "in a window"])
 def test_damaged_weights_are_reported(name):
     for parameter in ("embedding.weight", "blocks.1.attention.qkv.weight", "position.0"):
         predictor = tiny_predictor(POSITIONS[name])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cope_sweep.inference.probe import loads_of_heads, probe
-from cope_sweep.model.load import ROWS, beyond_warnings, head_loads, load_warnings
+from cope_sweep.model.load import ROWS, beyond_warnings, head_loads, largest_position, load_warnings
 from tests.helpers.errors import raises
 from tests.helpers.tiny_models import V, tiny_predictor
 
@@ -19,11 +19,21 @@ MEASURED = {
     "without a limit": ["cope_mlp"],
     "separate keys": [{"kind": "cope", "p_max": 5, "gate": "separate", "layers": [1]}],
     "alibi": [{"kind": "alibi", "slopes": [0.5, 0.25]}],
+    "in a window": [{"kind": "cope", "p_max": 3}, {"kind": "window", "size": 6}],
+    "in chunks": ["relative", {"kind": "cope", "p_max": 3}, {"kind": "window", "size": 4, "chunks": True}],
 }
 
 
 def rows_of(tokens):
     return [math.ceil((n + 1) * tokens / ROWS) - 1 for n in range(ROWS)]
+
+
+def first_key(run, i):
+    """The first key that query i sees."""
+    window = next((encoding for encoding in run.model.position if encoding.kind == "window"), None)
+    if window is None:
+        return 0
+    return i // window.size * window.size if window.chunks else max(0, i - window.size + 1)
 
 
 def log_softmax(x):
@@ -36,7 +46,7 @@ def test_measures_equal_those_of_the_matrices(name):
     sequences = [TOKENS, TOKENS[:5], TOKENS[::-1].copy()]
     loads = {(load.layer, load.head, load.encoding): load for load in loads_of_heads(predictor, sequences)}
     probes = [probe(predictor, tokens_T) for tokens_T in sequences]
-    kinds = [encoding for encoding in predictor.run.model.position if encoding.scores]
+    kinds = [each for each in predictor.run.model.position if each.scores and each.kind != "window"]
     expected = {(layer, head, e.kind) for e in kinds for layer in (0, 1) if e.serves(layer) for head in (0, 1)}
     assert set(loads) == expected
     for (layer, head, kind), load in loads.items():
@@ -44,14 +54,15 @@ def test_measures_equal_those_of_the_matrices(name):
         for tokens_T, found in zip(sequences, probes, strict=True):
             each = found.layers[layer]
             for i in sorted(set(rows_of(len(tokens_T)))):
-                attention = each.attention_HTT[head, i, : i + 1].astype(float)
-                score = each.scores_HTT[kind][head, i, : i + 1].astype(float)
+                keys = slice(first_key(predictor.run, i), i + 1)
+                attention = each.attention_HTT[head, i, keys].astype(float)
+                score = each.scores_HTT[kind][head, i, keys].astype(float)
                 pairs.append(np.abs(score))
-                known += (attention * np.log(attention * (i + 1))).sum()
-                explained += (attention * (log_softmax(score) + np.log(i + 1))).sum()
+                known += (attention * np.log(attention * len(attention))).sum()
+                explained += (attention * (log_softmax(score) + np.log(len(attention)))).sum()
                 if kind in each.contextual:
-                    p = each.contextual[kind].positions_HTT[head, i, : i + 1]
-                    spans.setdefault(i + 1, []).append(p[0])
+                    p = each.contextual[kind].positions_HTT[head, i, keys]
+                    spans.setdefault(len(p), []).append(p[0])
                     if each.contextual[kind].limit is not None:
                         beyond.append(p > each.contextual[kind].limit)
         assert load.position == pytest.approx(np.concatenate(pairs).mean(), rel=1e-5)
@@ -100,6 +111,18 @@ def test_the_span_of_gates_that_are_all_alike_grows_with_the_row():
         assert load.spans == tuple((tokens, tokens / 2) for tokens in range(1, 15))
         # Of the keys of rows 1 … 14, all but the last 6 have a position ≥ 3.5.
         assert load.beyond == pytest.approx(sum(max(0, tokens - 6) for tokens in range(1, 15)) / (14 * 15 / 2))
+
+
+def test_keys_that_a_window_hides_are_not_beyond_the_last_embedding():
+    """Gates of ½ and 5 keys: positions reach 2.5, however long the row is."""
+    predictor = tiny_predictor([{"kind": "cope", "p_max": 4}, {"kind": "window", "size": 5}])
+    with torch.no_grad():
+        for block in predictor.model.blocks:
+            block.attention.qkv.weight.zero_()
+            block.attention.qkv.bias.zero_()
+    loads = loads_of_heads(predictor, [np.resize(TOKENS, 50)])
+    assert all(load.beyond == 0 and load.spans[-1] == (5, 2.5) for load in loads)
+    assert largest_position(loads) == 2.5
 
 
 def test_few_rows_of_a_long_sequence():
