@@ -158,6 +158,15 @@ def test_labels_are_read_and_written() -> None:
         labels.encode("w hello")
 
 
+def test_a_task_whose_inputs_depend_on_the_answers_generates_nothing() -> None:
+    run = RunSpec.model_validate(tiny_run().model_dump() | {"task": {"kind": "word_problem", "group": "S3"}})
+    model = random_predictor(run, 0.5)
+    with raises("no_generation", task="word_problem"):
+        Generation(model, np.array([6, 6, 4]), Sampling())
+    assert Generation(model, np.array([6, 6, 4]), Sampling(max_tokens=0)).finish_reason == "length"
+    assert math.isfinite(model.perplexity([[6, 6, 4]]).perplexity)
+
+
 def test_a_model_that_was_trained_on_markers_reads_them_in_the_places_of_its_answers() -> None:
     model = predictor("cope", copy_from="markers")
     generation = Generation(model, np.array([3, 14, 7, 15]), Sampling(max_tokens=3, temperature=0))

@@ -12,6 +12,8 @@ The model reads at most one token more than its training sequences have (`Predic
 encoding has no further position. There generation ends, with the reason `length`. So a prompt of a whole training
 window, which has one token more than the model reads in training, is followed by one token.
 
+A model of a task whose inputs depend on the answers after them (`Task.LOOKS_AHEAD`) generates nothing.
+
 Shapes: B sequences, T tokens, V vocabulary.
 """
 
@@ -80,6 +82,14 @@ class Generation:
     finish_reason: Literal["stop", "length"] | None = None
 
     def __post_init__(self) -> None:
+        task = self.predictor.run.task
+        if self.sampling.max_tokens and task.LOOKS_AHEAD:
+            raise TokensError(
+                f"a model of the task {task.kind} generates no tokens, because each input depends on the answer after "
+                "it; ask for the perplexity of tokens that contain the answers",
+                code="no_generation",
+                task=task.kind,
+            )
         longest_prompt, longest_read = self.predictor.context + 1, self.predictor.longest_read
         if self.sampling.max_tokens and not 1 <= len(self.prompt_T) <= longest_prompt:
             raise TokensError(

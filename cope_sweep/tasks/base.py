@@ -112,6 +112,9 @@ class Task(Kind):
     TRAINED: ClassVar[str] = "every token but the first"
     """The tokens of a sequence that are targets in training, in words. Perplexity is meaningful for them only."""
 
+    LOOKS_AHEAD: ClassVar[bool] = False
+    """`with_targets` makes the input at a place from a later token: no model of this task can generate tokens."""
+
     def partial_errors(self, split: str) -> tuple[str, ...]:
         """Further metrics of a split: errors on some of its targets, in percent: `last_error`, `distance_error@8`.
 

@@ -43,6 +43,7 @@ class WordProblem(GeneratedTask):
     LENGTHS: ClassVar[tuple[str, ...]] = ("elements", "longer_elements")
 
     TRAINED: ClassVar[str] = "the product of all elements so far, at each element"
+    LOOKS_AHEAD: ClassVar[bool] = True
 
     kind: Literal["word_problem"] = "word_problem"
     group: Group = Field(

@@ -128,6 +128,15 @@ class TaskContract:
             assert (again.targets_NT == batch.targets_NT)[read_NT].all()
             assert (again.inputs_NT == batch.inputs_NT)[read_NT].all()
 
+    def test_inputs_depend_on_the_tokens_so_far(self, task: Task) -> None:
+        """Generation relies on it; a task whose inputs depend on later tokens says so by `LOOKS_AHEAD`."""
+        tokens_NL = task.sequences("train", 0, 0, 20).whole()
+        changed_NL = tokens_NL.copy()
+        middle = tokens_NL.shape[1] // 2
+        changed_NL[:, middle:] = (changed_NL[:, middle:] + 1) % task.vocabulary_size
+        inputs_NT, changed_NT = (task.with_targets(each).inputs_NT[:, :middle] for each in (tokens_NL, changed_NL))
+        assert np.array_equal(inputs_NT, changed_NT) is not task.LOOKS_AHEAD
+
     def test_an_unknown_split_is_an_error(self, task: Task) -> None:
         with pytest.raises(ValueError, match="no-such-split"):
             task.sequences("no-such-split", 0, 0, 1)
