@@ -211,7 +211,7 @@ class TaskContract:
         trainer = Trainer(_run(task), Runtime(threads=1))
         with trainer.runtime.applied():
             trainer.train_step()
-            measured = trainer.evaluate(4)
+            measured = trainer.evaluate(COUNT)
         assert set(measured) >= {f"{split}/{metric}" for split in task.TESTS for metric in task.metrics(split)}
         assert all(np.isfinite(value) for value in measured.values()), measured
 

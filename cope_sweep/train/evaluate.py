@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -39,17 +40,22 @@ METRICS: dict[str, Callable[[Sums], float]] = {
     "token_error": lambda sums: 100 * _ratio(sums, "wrong_answers", "answers"),
     # The error of always giving the most frequent answer, in percent.
     "majority_baseline_error": lambda sums: (
-        100 * (sums.get("answers", 0) - sums.get("majority_answers", 0)) / max(1, sums.get("answers", 0))
+        100 * (sums.get("answers", 0) - sums.get("majority_answers", 0)) / sums.get("answers", 0)
     ),
-    # Sequences with at least one wrong answer, in percent.
-    "sequence_error": lambda sums: 100 * _ratio(sums, "wrong_sequences", "sequences"),
+    # Sequences with at least one wrong answer, in percent. Without any answer it counts nothing, as the others.
+    "sequence_error": lambda sums: (
+        100 * _ratio(sums, "wrong_sequences", "sequences" if sums.get("answers") else "answers")
+    ),
     # Sequences that were truncated to the context, in percent.
     "cut": lambda sums: 100 * _ratio(sums, "cut", "sequences"),
     # 100 % − F1 of the probability of valid tokens, and of the share of them that are more probable than all others
     # together (`f1_sums`).
     "f1_error": lambda sums: 100 * (1 - _f1(_ratio(sums, "valid_mass", "targets"), _ratio(sums, "beats", "targets"))),
 }
-"""The function of the sums that computes each metric. A task's partial errors have `100 * wrong / counted`."""
+"""The function of the sums that computes each metric. A task's partial errors have `100 * wrong / counted`.
+
+It raises ZeroDivisionError where nothing is counted.
+"""
 
 
 PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences", "valid_mass", "beats")
@@ -119,8 +125,12 @@ class EvaluationSums:
 
 
 def metrics(sums: Sums, names: Iterable[str]) -> dict[str, float]:
-    """The metrics with these names. A metric with an empty denominator is 0; an overflow gives infinity."""
-    return {name: METRICS[name](sums) if name in METRICS else _partial_error(sums, name) for name in names}
+    """The metrics with these names, without those that count nothing. An overflow gives infinity."""
+    measured = {}
+    for name in names:
+        with suppress(ZeroDivisionError):
+            measured[name] = METRICS[name](sums) if name in METRICS else _partial_error(sums, name)
+    return measured
 
 
 def f1_sums(logits_NTV: Tensor, targets_NT: Tensor, valid_NTV: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +163,7 @@ def _f1(precision: float, recall: float) -> float:
 
 
 def _ratio(sums: Sums, numerator: str, denominator: str) -> float:
-    return sums.get(numerator, 0) / max(1, sums.get(denominator, 0))
+    return sums.get(numerator, 0) / sums.get(denominator, 0)
 
 
 def _exp(x: float) -> float:
@@ -203,7 +213,10 @@ class Evaluator:
         self._kept_bytes = 0
 
     def evaluate(self, sequences: int) -> dict[str, float]:
-        """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set."""
+        """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set.
+
+        Without those that count nothing there, such as errors at a distance that no sequence has.
+        """
         measured: dict[str, float] = {}
         for split in self._spec.test_sets:
             sums = self._sums(self._test_shares(split, sequences), split)
@@ -266,7 +279,8 @@ class Evaluator:
                 self._add_stretches(share[1], ends, sums)
             nats, targets = sum_over_workers(self._runtime, sums).tolist()
             for end, nat, target in zip(ends, nats, targets, strict=True):
-                measured[f"{split}/{POSITION_PERPLEXITY}@{end}"] = _exp(nat / max(1, target))
+                if target:
+                    measured[f"{split}/{POSITION_PERPLEXITY}@{end}"] = _exp(nat / target)
         return measured
 
     @torch.no_grad()

@@ -69,7 +69,7 @@ def test_partial_errors_by_hand():
     result = sums.result()
     # The first sequence's 0.5 for id 0 is wrong, though no answer; the second's 0.8 for id 1 is right.
     assert metrics(result, ["first_error", "last_error@2", "token_error"]) == {
-        "first_error": 50, "last_error@2": 0, "token_error": 25,
+        "first_error": 50, "token_error": 25,
     }  # fmt: skip
     assert result["majority_answers"] == 2
 
@@ -87,7 +87,7 @@ def test_f1_by_hand():
     precision, recall = 3.55 / 5, 2 / 5
     f1 = 2 * precision * recall / (precision + recall)
     assert metrics(sums, ["f1_error"]) == {"f1_error": pytest.approx(100 * (1 - f1))}
-    assert metrics({}, ["f1_error"]) == {"f1_error": 100}
+    assert metrics({"valid_mass": 0, "beats": 0, "targets": 5}, ["f1_error"]) == {"f1_error": 100}
 
 
 def test_closing_brackets_are_compared_with_each_other():
@@ -133,11 +133,30 @@ def test_partial_errors_of_longer_sequences_have_no_ranges():
     assert not [name for name in run.metrics if name.count("@") > 1]
 
 
-def test_an_overflow_is_infinite_and_an_empty_metric_is_zero():
+def test_an_overflow_is_infinite_and_a_metric_that_counts_nothing_is_left_out():
     assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
-    assert metrics({}, ["token_error", "majority_baseline_error", "cut", "loss"]) == dict.fromkeys(
-        ["token_error", "majority_baseline_error", "cut", "loss"], 0
-    )
+    assert metrics({}, [*METRICS, "last_error"]) == {}
+    assert metrics({"nats": 2.0, "targets": 1, "answers": 0}, ["token_error", "loss"]) == {"loss": 2}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"kind": "dyck", "brackets": 16, "longer_brackets": 64, "depth": 2, "deeper_depth": 3},
+        {"kind": "grid_navigation", "p_empty": 1.0, "steps": 8},
+    ],
+)
+def test_a_test_set_without_something_to_count_has_no_error_of_it(task):
+    run = tiny_run(task=task)
+    measured = Evaluator(run, Runtime(), Trainer(run, Runtime()).model).evaluate(16)
+    names, uncounted = set(), set()
+    for split in run.task.TESTS:
+        batch = run.task.sequences(split, 0, 0, 16)
+        counted = run.task.counted(batch, split) | dict.fromkeys(("token_error", "sequence_error"), batch.answers_NT)
+        names |= {f"{split}/{name}" for name in run.task.metrics(split)}
+        uncounted |= {f"{split}/{name}" for name, counted_NT in counted.items() if not counted_NT.any()}
+    assert uncounted
+    assert set(measured) == names - uncounted
 
 
 def text_trainer(text, **overrides):
