@@ -215,16 +215,16 @@ def _probabilities_of_up(length: int, depth: int) -> np.ndarray:
 
     (L, D + 1, 2). All words that end at depth 0 and have reached the largest one are equally likely.
     """
-    words_DR = np.zeros((depth + 2, 2))  # how many ends of words there are; only ratios matter
-    words_DR[0, 1] = 1
+    # The logarithm of how many ends of words there are: their ratios exceed 10^308 for deep words.
+    words_DR = np.full((depth + 2, 2), -np.inf)
+    words_DR[0, 1] = 0
     up_LDR = np.zeros((length, depth + 1, 2))
     for place in reversed(range(length)):
-        up_DR, down_DR = np.zeros((2, depth + 1, 2))
-        up_DR[:] = words_DR[1:]
+        up_DR, down_DR = np.full((2, depth + 1, 2), -np.inf)
+        up_DR[:depth] = words_DR[1:-1]
         up_DR[depth - 1, 0] = words_DR[depth, 1]
-        up_DR[depth] = 0
         down_DR[1:] = words_DR[:depth]
-        all_DR = up_DR + down_DR
-        up_LDR[place] = np.divide(up_DR, all_DR, out=np.zeros_like(up_DR), where=all_DR > 0)
-        words_DR[: depth + 1] = all_DR / all_DR.max()
+        words_DR[:-1] = np.logaddexp(up_DR, down_DR)
+        is_possible_DR = up_DR > -np.inf
+        up_LDR[place, is_possible_DR] = np.exp(up_DR[is_possible_DR] - words_DR[:-1][is_possible_DR])
     return up_LDR

@@ -113,6 +113,17 @@ def test_all_words_of_a_length_and_a_depth_are_equally_likely(brackets, depth):
     assert uniform_p(np.bincount(opened)) > ALPHA
 
 
+@pytest.mark.parametrize("brackets", [1200, 1204])
+def test_words_as_deep_as_they_are_long(brackets):
+    """The first word goes up 600 times, and then down; the other one has two pairs more."""
+    task = Dyck(brackets=brackets, longer_brackets=brackets, depth=600, deeper_depth=600)
+    tokens_NT = task.sequences("train", 0, 0, 64).whole()[:, 1:]
+    depths_NT = np.where(tokens_NT < 2, 1, -1).cumsum(axis=1)
+    assert (depths_NT.max(axis=1) == 600).all()
+    assert (depths_NT.min(axis=1) == 0).all()
+    assert (depths_NT[:, -1] == 0).all()
+
+
 def test_f1_of_a_rule_by_hand():
     """`only opens brackets` on `x (`: all mass is valid; 2 of 2, then 2 of 3 valid tokens beat the others."""
     task = Dyck()
