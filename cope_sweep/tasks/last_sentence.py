@@ -19,8 +19,8 @@ each a random number of times at random places. It reads no text and is the same
 Any other corpus is a text, and contexts are its consecutive sentences. Words are separated by blanks and punctuation,
 and converted to lower case. Sentences end at `.`, `!` or `?` before a blank, and at blank lines. A word is queried only
 if the text has examples of every answer for it. For the answer 0, the word occurs in an earlier sentence of the
-context, as in the paper's question. A tenth of the sentences, chosen by hash, are last sentences in the test sets only.
-Any sentence can be an earlier one.
+context, as in the paper's question. A tenth of the sentences, chosen by hash, are last sentences in the test sets only,
+and another tenth in the validation set only. Any sentence can be an earlier one.
 
 The token of a word is a hash of it. So the vocabulary does not depend on the text, and a model can be queried about any
 other text (`prompt`); words with the same token count as the same word.
@@ -46,7 +46,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, NamedContent, Task, next_name
+from cope_sweep.tasks.base import IGNORED, VALIDATION, Batch, GeneratedTask, NamedContent, Task, next_name
 from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files
 from cope_sweep.text.sources import read_document
@@ -143,6 +143,10 @@ class LastSentence(GeneratedTask):
                 smallest=smallest,
             )
         return self
+
+    def version(self) -> int:
+        """2 for a text: in version 1 the last sentences of the validation set were those of the test sets."""
+        return self.VERSION if self.corpus == COMPOSED else 2
 
     @property
     def vocabulary_size(self) -> int:
@@ -322,7 +326,7 @@ class _Questions:
         self, split: str, answers_N: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Words, (N,), contexts with these answers, (N, L), and the lengths of the contexts, (N,)."""
-        table = self.tables[split if split in self.tables else "in_dist"]  # absent, validation
+        table = self.tables["in_dist" if split == "absent" else split]
         words_N = rng.choice(self.queried, len(answers_N))
         last_N = table.pick(words_N * (self.task.maximum + 1) + answers_N, rng.random(len(answers_N)))
         starts_N = self.first[last_N + 1 - self.task.context_sentences(split)]
@@ -338,7 +342,7 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
     tokens = array("i")
     first = [0]
     usable: list[bool] = []
-    in_tests: list[bool] = []
+    parts: list[int] = []
     # A text repeats its words: each is hashed once.
     token = lru_cache(maxsize=None)(task.token)
     for path in _files(task):
@@ -347,22 +351,22 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
             tokens.extend([*map(token, words), task.end])
             first.append(len(tokens))
             usable.append(task.fewest_words <= len(words) <= task.most_words)
-            # One sentence in ten can be a last one in test sets only. By hash, so copies of a sentence are alike.
-            in_tests.append(zlib.crc32(" ".join(words).encode()) % 10 == 0)
-    tokens_A, first_A, usable_A, in_tests_A = np.array(tokens), np.array(first), np.array(usable), np.array(in_tests)
+            # Of ten parts, part 0 can be last in test sets only, and part 1 in the validation set only. By hash, so
+            # copies of a sentence are alike.
+            parts.append(zlib.crc32(" ".join(words).encode()) % 10)
+    tokens_A, first_A, usable_A, parts_A = np.array(tokens), np.array(first), np.array(usable), np.array(parts)
+    may_be_last = {"train": parts_A > 1, VALIDATION: parts_A == 1, "in_dist": parts_A == 0, "longer": parts_A == 0}
     tables = {
-        split: _table(
-            task, tokens_A, first_A, usable_A, in_tests_A == (split != "train"), task.context_sentences(split)
-        )
-        for split in ("train", "in_dist", "longer")
+        split: _table(task, tokens_A, first_A, usable_A, of_split_A, task.context_sentences(split))
+        for split, of_split_A in may_be_last.items()
     }
     complete = [np.diff(t.first).reshape(task.vocabulary, -1).all(axis=1) for t in tables.values()]
     queried = np.flatnonzero(np.logical_and.reduce(complete))
     if not len(queried):
         raise TextError(
             f"the corpus {task.corpus!r} has {len(usable):,} sentences, and no word occurs 0, 1, … and {task.maximum} "
-            f"times in sentences that can be the last of {task.sentences} and of {task.longer_sentences}, in training "
-            "and in test; use a longer text, decrease task.maximum, or increase task.most_words",
+            f"times in sentences that can be the last of {task.sentences} and of {task.longer_sentences}, in training, "
+            "in validation and in test; use a longer text, decrease task.maximum, or increase task.most_words",
             code="text_too_short",
             corpus=task.corpus,
             sentences=len(usable),

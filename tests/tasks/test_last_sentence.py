@@ -209,12 +209,18 @@ def test_contexts_are_consecutive_sentences_of_the_text(tmp_path, split):
         assert words.max() > 3
 
 
-def test_last_sentences_of_test_sets_are_never_last_in_training(tmp_path):
+def test_training_validation_and_test_sets_share_no_last_sentences(tmp_path):
     task = of_text(tmp_path, story(1, 3000), maximum=2, vocabulary=5000)
-    last = {split: {tuple(sentences[-1]) for sentences, _, _ in questions(task, split, 2000)} for split in SPLITS}
+    last = {split: {tuple(sentences[-1]) for sentences, _, _ in questions(task, split, 2000)} for split in task.splits}
     assert min(map(len, last.values())) > 30
     for split in ("in_dist", "absent", "longer"):
         assert not last["train"] & last[split]
+        assert not last["validation"] & last[split]
+    assert not last["train"] & last["validation"]
+
+
+def test_only_a_text_has_another_version(tmp_path):
+    assert (LastSentence().version(), of_text(tmp_path, story(1, 9)).version()) == (1, 2)
 
 
 def test_no_context_spans_two_files(tmp_path):
