@@ -34,7 +34,8 @@ BYTE_ORDER_MARK = "\ufeff"
 
 _BEFORE_LAST_BLANK = re.compile(r".*(?=[ \n][!-~])", re.DOTALL)
 """The text before the last blank that is followed by a printable ASCII character. GPT-2's pre-tokenizer always starts a
-new piece there, so tokenising the two parts gives the same ids as tokenising the whole."""
+new piece there, so tokenising the two parts gives the same ids as tokenising the whole. Those of other tokenizers may
+not: Llama 3's has a piece of `;` and the end of the line, which a cut divides into two tokens."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,10 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text in chunks of about `CHUNK` characters, cut only where no token can extend across the cut."""
+    """The same text in chunks of about `CHUNK` characters, cut where GPT-2's pre-tokenizer starts a piece.
+
+    Another kind of tokenizer may have a token across a cut, which is then two: the same text in other ids.
+    """
     buffer = ""
     for piece in pieces:
         buffer += piece
