@@ -186,9 +186,9 @@ class Task(Kind):
     def shortcut_errors(self, split: str, count: int, metric: str = "token_error") -> dict[str, float]:
         """Rule → its error in percent on the first `count` sequences of a test set. Raises as `sequences`.
 
-        The first rule gives the answer that is the most frequent one in the first test set, and the others are
-        `shortcuts`. `metric` is the token error or one of `partial_errors`; other metrics have no rules, so the result
-        is empty, as it is where nothing is counted.
+        The first rule gives the answer that is the most frequent one in the first test set, if that has any, and the
+        others are `shortcuts`. `metric` is the token error or one of `partial_errors`; other metrics have no rules, so
+        the result is empty, as it is where nothing is counted.
         """
         return dict(_shortcut_errors(self, split, count, metric))
 
@@ -345,8 +345,8 @@ def _shortcut_errors(task: Task, split: str, count: int, metric: str) -> tuple[t
     if not counted_NT.any():
         return ()
     first = task.sequences(task.TESTS[0], 0, 0, count)
-    most_frequent = np.bincount(first.targets_NT[first.answers_NT]).argmax()
-    answers: dict[str, Any] = {"the most frequent answer": most_frequent}
+    counts_V = np.bincount(first.targets_NT[first.answers_NT])
+    answers: dict[str, Any] = {"the most frequent answer": counts_V.argmax()} if len(counts_V) else {}
     answers |= {name: a if a.ndim == 2 else a[:, None] for name, a in task.shortcuts(batch.inputs_NT).items()}
     is_wrong = {name: (answer != batch.targets_NT)[counted_NT] for name, answer in answers.items()}
     return tuple((name, 100 * float(wrong.mean())) for name, wrong in is_wrong.items())

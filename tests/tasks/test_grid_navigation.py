@@ -232,3 +232,10 @@ def test_labels():
 def test_impossible_sizes_are_errors(fields):
     with raises("greater_than_equal", key=next(iter(fields))):
         GridNavigation(**fields)
+
+
+def test_without_answers_in_the_first_test_set_no_answer_is_the_most_frequent_one():
+    task = GridNavigation(p_empty=1.0, steps=8)
+    assert task.shortcut_errors("in_dist", 20) == {}
+    rules = task.shortcuts(task.sequences("dense", 0, 0, 2).inputs_NT)
+    assert list(task.shortcut_errors("dense", 20)) == list(rules)
