@@ -107,7 +107,9 @@ def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStati
             title=f"Layer {layer.layer} · head {head}",
             summary=summaries.get((layer.layer, head), ""),
             heatmaps=tuple(layer_heatmaps(layer, row)),
-            mean_gates_T=next((mean_gates(matrices.gates_HTT[row]) for matrices in layer.contextual.values()), None),
+            mean_gates_T=next(
+                (mean_gates(each.gates_HTT[row], seen_TT=each.seen_TT) for each in layer.contextual.values()), None
+            ),
         )
         for layer in probe.layers
         for row, head in enumerate(layer.heads)

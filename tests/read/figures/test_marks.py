@@ -113,6 +113,17 @@ def test_the_measure_of_a_model_by_its_matrices(predictor):
             assert attention.with_label + attention.without == 11 + 10 + 8 + 4
 
 
+def test_gates_of_pairs_that_a_window_hides_are_no_gates_of_0():
+    windowed = tiny_predictor([{"kind": "cope", "p_max": 4}, {"kind": "window", "size": 3}])
+    marked = windowed.run.task.marks(TOKENS)["data"]
+    found = measure_heads(windowed, {"gates": GATES}, [TOKENS.tolist()])["gates"]
+    for layer in probe(windowed, TOKENS).layers:
+        for row, head in enumerate(layer.heads):
+            gates_TT = layer.contextual["cope"].gates_HTT[row]
+            means = np.array([gates_TT[j : j + 3, j].mean(dtype=np.float64) for j in range(len(TOKENS))])
+            assert found[layer.layer, head].on == pytest.approx(means[marked].mean())
+
+
 def test_attention_by_distance_alone_is_at_a_half():
     relative = tiny_predictor(["relative"])
     found = measure_heads(relative, {"attention": ATTENTION, "gates": GATES}, [TOKENS.tolist()])
