@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -32,6 +33,7 @@ from cope_sweep.store.files import (
     check_no_link,
     parse_json,
     read_bytes,
+    remove,
     replacing,
     replacing_folder,
     sha256,
@@ -276,14 +278,11 @@ class RunFolder:
 
     def quarantine_file(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
-        target = self.path / f"{name}.damaged"
-        # Only the newest damaged file is kept: a name for each would fill a store whose disk is failing.
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / name).replace(target)
+        path, target = self.path / name, self.path / f"{name}.damaged"
+        if os.path.lexists(path):  # else it was renamed before, and its copy stays
+            # Only the newest damaged file is kept: a name for each would fill a store whose disk is failing.
+            remove(target)
+            path.replace(target)
         if self.objects and (content := self.content(name)) is not None:
             self.objects.write(self._object(f"{name}.damaged"), content)
             self.objects.delete(self._object(name))

@@ -323,6 +323,14 @@ def test_checksums_show_what_has_changed(folder):
     assert find_damage(folder, checksums=True) == missing | {"checkpoint/model.safetensors": changed}
 
 
+def test_a_damaged_file_is_kept(folder):
+    folder.begin(RUN, "here").finish({"a": 1.0}, {})
+    (folder.path / "result.json").write_text("{")
+    folder.interrupt(find_damage(folder))
+    folder.quarantine_file("result.json")
+    assert (folder.status, (folder.path / "result.json.damaged").read_text()) == ("interrupted", "{")
+
+
 def test_an_attempt_looks_for_a_newer_one_on_its_own_clock(folder):
     """In an object store, where a look is a request, two attempts of one process do not share when the last one was."""
     folder.objects = Objects(folder.path)
