@@ -38,7 +38,7 @@ from cope_sweep.errors import NotFinishedError
 from cope_sweep.records import RunRecord
 from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.index.tables import SECTIONS
-from cope_sweep.store.reading import MAX_INTEGER
+from cope_sweep.store.reading import MAX_DEPTH, MAX_INTEGER
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 if TYPE_CHECKING:
@@ -178,6 +178,9 @@ class ResultsFile:
             run_ids = table["run_id"].to_pylist()
             if columns["step"].null_count or columns["metric"].null_count:
                 raise ValueError("a value has no step or no metric")
+            has_time = compute.less(compute.abs(columns["time_s"]), MAX_INTEGER / 1000)  # not so NaN
+            if compute.any(compute.invert(has_time)).as_py():
+                raise ValueError("a value has a time that no file can have")
         start = 0
         for run_id, group in groupby(run_ids):
             number = len(list(group))
@@ -255,8 +258,9 @@ def _damage_of(path: Path) -> Iterator[None]:
     try:
         yield
     # pyarrow's errors are of these types, too.
-    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError, OSError) as error:
-        reason = f"missing: {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = f"missing: {error}" if isinstance(error, KeyError) else first_line
         raise NotFinishedError(
             f"{path}: not a file of results ({reason}); write it again with `cope-sweep report ABLATION --out DIR`",
             code="damaged_report",
@@ -312,6 +316,8 @@ def _spec(line: Mapping[str, Any]) -> dict[str, Any]:
             continue
         inner = spec[section]
         *parents, last = name.split(".")
+        if len(parents) > MAX_DEPTH:
+            raise ValueError(f"{key[:MAX_DEPTH]}…: nested too deeply")
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[last] = value

@@ -148,6 +148,7 @@ def test_files_of_old_versions_lack_columns(store, plan, folder):
         {"facts.steps": 2**64 - 1},
         {"command": 1},
         {"model.dim.x": 1},
+        {f"model.{'a.' * 110}x": 1},
     ],
     ids=str,
 )
@@ -156,6 +157,28 @@ def test_a_file_with_other_content_is_an_error_that_names_it(store, plan, folder
     with raises("damaged_report", file=str(folder / "quickstart.parquet")):
         assert store.records(plan)
         assert store.index
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    ['{"declared": {"claim": [Infinity, ""]}}', '{"declared": {"claim": []}}', pytest.param("[" * 100_000, id="deep")],
+)
+def test_attributes_with_other_content_are_an_error_that_names_the_file(store, plan, folder, attributes):
+    path = folder / "quickstart.parquet"
+    table = parquet.read_table(path)
+    metadata = table.schema.metadata | {b"PANDAS_ATTRS": attributes.encode()}
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    with raises("damaged_report", file=str(path)):
+        _ = store.kept(plan).declared
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("-inf"), 1e300])
+def test_a_time_that_no_value_can_have_is_an_error_that_names_the_file(store, folder, time_s):
+    path = folder / "quickstart.curves.parquet"
+    columns = {"run_id": [RUN], "step": [1], "metric": ["train/loss"], "value": [1.0], "time_s": [time_s]}
+    parquet.write_table(pa.table(columns), path)
+    with raises("damaged_report", file=str(path)):
+        store.run(RUN).curve()
 
 
 def test_a_damaged_file_beside_the_runs_is_an_error_that_names_it(store, folder):
