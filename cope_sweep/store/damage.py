@@ -39,8 +39,12 @@ class StoreDifference:
 def find_differences(
     store: Store, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[StoreDifference]:
-    """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
+    """Compare the index with the files; with `checksums`, also curves and checkpoints.
+
+    Raises StoreError: IndexDamagedError where the index cannot be compared, see `mend_index`.
+    """
     index = store.index
+    index.database.check_file()
     known_sweeps = {sweep.sweep_id for sweep in index.sweeps()}
     records, damaged = store.sweep_records()
     yield from (StoreDifference(path, problem, RESTORE) for path, problem in damaged.items())
@@ -64,7 +68,7 @@ def find_differences(
 def mend_index(store: Store) -> list[StoreDifference]:
     """Make the index again if its SQLite file is damaged, and say so; the file is kept as `<name>.damaged`."""
     try:
-        store.index.revision()
+        store.index.database.check_file()
     except IndexDamagedError as error:
         store.put_index_aside()
         return [StoreDifference(redacted_url(store.index_url), str(error))]

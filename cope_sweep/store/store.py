@@ -147,6 +147,9 @@ class Store:
 
     def put_index_aside(self) -> None:
         """Rename the damaged SQLite file of the index to `<name>.damaged`: it is made again when it is used next."""
+        opened: Index | None = vars(self).pop("index", None)
+        if opened is not None:
+            opened.close()
         path = Path(make_url(self.index_url).database or "")
         path.replace(f"{path}.damaged")
         for suffix in ("-wal", "-shm"):

@@ -137,6 +137,24 @@ def test_a_damaged_index_is_mended(store):
     assert mend_index(opened) == []
 
 
+@pytest.mark.parametrize("name", ["runs", "runs_by_id", "sweeps", "counters"])
+def test_an_index_with_a_damaged_page_is_mended(store, name):
+    finish(store, RUN)
+    assert store.status(RUN.run_id) == "finished"
+    with store.index.database.reading() as connection:
+        page = connection.exec_driver_sql("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).scalar_one()
+        size_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
+    store.index.close()
+    with (store.root / "index.db").open("r+b") as file:
+        file.seek((page - 1) * size_bytes)
+        file.write(b"\xff" * size_bytes)
+    with raises("damaged_index"):
+        list(find_differences(store))
+    assert len(mend_index(store)) == 1
+    assert list(find_differences(store)) == []
+    assert store.status(RUN.run_id) == "finished"
+
+
 def test_repairing_removes_what_has_no_folder_and_keeps_leases(store):
     finish(store, RUN)
     assert store.status(RUN.run_id) == "finished"

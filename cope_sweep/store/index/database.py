@@ -156,6 +156,14 @@ class Database:
             connection.exec_driver_sql(f"PRAGMA analysis_limit = {MEASURED_ROWS}")
             connection.exec_driver_sql("ANALYZE")
 
+    def check_file(self) -> None:
+        """Raise IndexDamagedError where a page of SQLite's file is damaged. Reads the whole file."""
+        if self.is_sqlite:
+            with self.reading() as connection:
+                answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            if answer != "ok":
+                raise self._damage(" ".join(answer.split()))
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -178,12 +186,7 @@ class Database:
             if code in LASTING_ERRORS and (path := sqlite_file(self.url)) and is_disk_full(path.parent):
                 reason = f"the disk of {path.parent} is full, or your quota on it"
             if code in DAMAGE_ERRORS:
-                raise IndexDamagedError(
-                    f"the index {redacted_url(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
-                    "makes it again from the run folders",
-                    index=redacted_url(self.url),
-                    reason=reason,
-                ) from error
+                raise self._damage(reason) from error
             if code in LASTING_ERRORS:
                 raise IndexUnusable(
                     f"the index {redacted_url(self.url)} cannot be used: {reason}; fix that, or name another folder "
@@ -198,6 +201,14 @@ class Database:
             ) from error
         except SQLAlchemyError as error:
             raise StoreError(f"the index {redacted_url(self.url)}: {error}", index=redacted_url(self.url)) from error
+
+    def _damage(self, reason: str) -> IndexDamagedError:
+        return IndexDamagedError(
+            f"the index {redacted_url(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
+            "makes it again from the run folders",
+            index=redacted_url(self.url),
+            reason=reason,
+        )
 
 
 def _engine(url: str) -> Engine:
