@@ -206,9 +206,9 @@ def prune(
     opened.end_expired()
     planned = _planned_runs(ablations) if orphans else None
     items = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, planned_runs=planned))  # type: ignore[arg-type]
-    total = sum(item.size_bytes for item in items)
     if yes:
-        delete(opened, items)
+        items = delete(opened, items)
+    total = sum(item.size_bytes for item in items)
     paths = [{"path": str(item.path), "reason": item.reason, "bytes": item.size_bytes} for item in items]
     if as_json:
         print_json({"deleted": yes, "bytes": total, "found": paths})

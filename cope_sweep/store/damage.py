@@ -14,7 +14,7 @@ from cope_sweep.records import RunRecord
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE_FILE, RunFolder
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import IndexDamagedError
+from cope_sweep.store.index import IndexDamagedError, InTrainingError
 from cope_sweep.store.indexing import BATCH_RUNS, OnProgress, for_each, refresh_index
 from cope_sweep.store.reading import printable, read_run
 from cope_sweep.store.store import Store
@@ -45,14 +45,15 @@ def find_differences(
     """
     index = store.index
     index.database.check_file()
-    known_sweeps = {sweep.sweep_id for sweep in index.sweeps()}
+    # What sweeps do between two lines is no difference: a row is written after its file.
     records, damaged = store.sweep_records()
+    known_sweeps = {sweep.sweep_id for sweep in index.sweeps()}
     yield from (StoreDifference(path, problem, RESTORE) for path, problem in damaged.items())
     for record in records:
         if record.sweep_id not in known_sweeps:
             yield StoreDifference(record.sweep_id, "the sweep is not in the index")
-    folders = store.run_folders()
     known_ids = {run_id for run_id, status in index.statuses().items() if status != "running"}
+    folders = store.run_folders()
     missing = known_ids - {folder.run_id for folder in folders}
     yield from (StoreDifference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
     for start in range(0, len(folders), BATCH_RUNS):
@@ -95,14 +96,18 @@ def repair(
     store: Store, differences: Iterable[StoreDifference], on_progress: OnProgress = lambda done, total: None
 ) -> None:
     """Put the damaged files aside that `find_differences` has found, and make the index again."""
-    damaged: dict[str, dict[str, str]] = {}
+    damaged: dict[str, set[str]] = {}
     for difference in differences:
         if difference.file is not None:
-            damaged.setdefault(difference.item, {})[difference.file] = difference.problem
-    for run_id, problems in damaged.items():
-        with contextlib.suppress(DamagedError):  # a link, which only its owner can replace
-            store.run(run_id).interrupt(problems)
-    refresh_index(store.index, store.files(), on_progress)
+            damaged.setdefault(difference.item, set()).add(difference.file)
+    for run_id, files in damaged.items():
+        folder = store.run(run_id)
+        # A link only its owner can replace.
+        with contextlib.suppress(DamagedError, InTrainingError), store.index.untrained(run_id):
+            # Again: a sweep may have trained the run since, and its files are good now.
+            problems = find_damage(folder, checksums=True)
+            folder.interrupt({file: problem for file, problem in problems.items() if file in files})
+    refresh_index(store.index, store.files, on_progress)
 
 
 def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
@@ -115,6 +120,7 @@ def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     Returns:
         Run id → what is wrong. Raises StoreError.
     """
+    since = store.index.revision()
     statuses = store.index.statuses(run_ids)
     folders = [store.run(run_id) for run_id, status in statuses.items() if status == "finished"]
     problems = zip(folders, for_each(folders, RunFolder.lost_files), strict=True)
@@ -122,10 +128,10 @@ def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     for folder, problem in lost.items():
         row = read_run(folder)
         if row is None:  # as if it had never started
-            store.index.delete([folder.run_id])
+            store.index.delete([folder.run_id], since=since)
         else:
             changes = {"status": "interrupted", "message": printable(problem), "metrics": {}, "facts": {}}
-            store.index.write([row.model_copy(update=changes)])
+            store.index.write([row.model_copy(update=changes)], since=since)
     return {folder.run_id: problem for folder, problem in lost.items()}
 
 

@@ -60,20 +60,22 @@ def fill_index(connection: Connection, files: StoredFiles, on_progress: OnProgre
         write_runs(connection, records)
 
 
-def refresh_index(index: Index, files: StoredFiles, on_progress: OnProgress = lambda done, total: None) -> None:
+def refresh_index(
+    index: Index, list_files: Callable[[], StoredFiles], on_progress: OnProgress = lambda done, total: None
+) -> None:
     """Write all runs and sweeps into an index that others use, and remove the runs that have no folder.
 
-    Runs and sweeps with a lease keep their rows, so that the sweeps that train them go on.
+    Runs and sweeps with a lease keep their rows, so that the sweeps that train them go on. Those that change meanwhile
+    do, too: their rows are newer than what is read here.
     """
-    executed = {sweep.sweep_id for sweep in index.sweeps({"running"})}
+    since = index.revision()
+    files = list_files()
     for sweep in files.sweeps:
-        if sweep.sweep_id not in executed:
-            index.write_sweep(sweep.summary, sweep_members(sweep))
+        index.write_sweep(sweep.summary, sweep_members(sweep), since=since)
     for records in files.batches(on_progress):
-        index.write(records, keep_leased=True)
+        index.write(records, since=since)
     folders = {folder.run_id for folder in files.folders}
-    statuses = index.statuses()
-    index.delete(run_id for run_id, status in statuses.items() if status != "running" and run_id not in folders)
+    index.delete(index.statuses().keys() - folders, since=since)
 
 
 def for_each(folders: Sequence[RunFolder], read_folder: Callable[[RunFolder], T]) -> list[T]:

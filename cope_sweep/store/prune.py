@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cope_sweep.records import Status
-from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.files import remove
+from cope_sweep.store.index import InTrainingError
 from cope_sweep.store.store import DELETED, Store
 from cope_sweep.store.tokens import left_tokens
 
@@ -24,6 +25,8 @@ class Waste:
     path: Path
     reason: str
     size_bytes: int
+    run_id: str | None = None
+    """The run that it belongs to, or is."""
 
 
 def waste(
@@ -45,15 +48,15 @@ def waste(
         if status == "running":
             continue
         if planned_runs is not None and run_id not in planned_runs:
-            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder))
+            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder), run_id)
             continue
         for path in _entries(folder):
             if path.name == store.run(run_id).resume.name and status in statuses:
-                yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s)
+                yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s, run_id)
             elif path.name.endswith(".damaged"):
-                yield from _old(path, "damaged, and renamed", now_s - older_than_s)
+                yield from _old(path, "damaged, and renamed", now_s - older_than_s, run_id)
             elif path.name.startswith("."):
-                yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S))
+                yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S), run_id)
     for path in _entries(store.root / "runs"):
         if path.name.endswith(DELETED):
             yield from _old(path, "rest of a deleted run", now_s - older_than_s)
@@ -65,17 +68,20 @@ def waste(
         yield from _old(store.root / name, "token of a sweep that was killed", now_s - older_than_s)
 
 
-def delete(store: Store, items: Iterable[Waste]) -> int:
-    """Delete what `waste` found; runs also from the index. Returns the number of bytes."""
-    total = 0
-    runs = []
+def delete(store: Store, items: Iterable[Waste]) -> list[Waste]:
+    """Delete what `waste` found, except of runs that a sweep has begun to train since. Returns what is deleted."""
+    deleted = []
     for item in items:
-        if item.path.parent.name == "runs" and RUN_ID.fullmatch(item.path.name):
-            runs.append(item.path.name)
-        remove(item.path)
-        total += item.size_bytes
-    store.index.delete(runs)
-    return total
+        with suppress(InTrainingError):
+            if item.run_id is None:
+                remove(item.path)
+            elif item.run_id == item.path.name:
+                store.delete_run(item.run_id)
+            else:
+                with store.index.untrained(item.run_id):
+                    remove(item.path)
+            deleted.append(item)
+    return deleted
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -85,10 +91,10 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _old(path: Path, reason: str, before_s: float) -> Iterator[Waste]:
+def _old(path: Path, reason: str, before_s: float, run_id: str | None = None) -> Iterator[Waste]:
     try:
         if path.lstat().st_mtime < before_s:
-            yield Waste(path, reason, _size(path))
+            yield Waste(path, reason, _size(path), run_id)
     except FileNotFoundError:
         return
 

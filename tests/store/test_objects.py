@@ -66,7 +66,7 @@ def test_sweeps_an_index_that_is_made_again_and_check(on_machine):
     assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
     before = store.index.records([RUN.run_id])[RUN.run_id]
     store.index.delete(store.index.statuses())
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     after = store.index.records([RUN.run_id])[RUN.run_id]
     assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
     assert list(find_differences(store, checksums=True)) == []

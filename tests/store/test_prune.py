@@ -62,10 +62,26 @@ def test_deleting(store):
     aged(store.run(keep.run_id).path / "state.json.damaged").write_bytes(b"12345")
     aged(store.run(keep.run_id).path / "state.json.damaged")
     named = list(waste(store, older_than_s=DAY_S, statuses=(), planned_runs={keep.run_id}))
-    assert delete(store, named) == sum(each.size_bytes for each in named) > 5
+    assert delete(store, named) == named
+    assert sum(each.size_bytes for each in named) > 5
     assert store.index.statuses() == {keep.run_id: "finished"}
     assert not store.run(drop.run_id).path.exists()
     assert found(store, kept={keep.run_id}) == set()
+
+
+def test_a_run_that_is_trained_since_it_was_named_is_not_deleted(store):
+    keep, drop = tiny_run(seed=0), tiny_run(seed=1)
+    for run in (keep, drop):
+        store.run(run.run_id).begin(run, "here").set_state("interrupted")
+        aged(store.run(run.run_id).resume)
+    assert store.index.statuses()
+    named = list(waste(store, older_than_s=DAY_S, statuses=["interrupted"], planned_runs={keep.run_id}))
+    assert {each.path.name for each in named} == {"resume.safetensors", drop.run_id}
+    for run in (keep, drop):
+        store.index.acquire(row(run, "running"), "sweep", 60)
+    assert delete(store, named) == []
+    assert all(store.run(run.run_id).resume.exists() for run in (keep, drop))
+    assert set(store.index.statuses().values()) == {"running"}
 
 
 def test_tokens_of_killed_sweeps_are_named(store):

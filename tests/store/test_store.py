@@ -15,6 +15,7 @@ from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.provenance import versions
 from cope_sweep.store.reading import read_run
+from tests.helpers import sweeps
 from tests.helpers.errors import raises
 from tests.helpers.sweeps import sweep_record
 from tests.helpers.tiny import tiny_run
@@ -100,14 +101,14 @@ def test_an_index_that_is_made_again_says_the_same(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
     store.write_sweep(sweep_record(runs=members(*(tiny_run(seed=seed) for seed in range(3)))))
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     before = contents(store.index)
     store.index.close()
     for path in store.root.glob("index.db*"):
         path.unlink()
     again = Store(store.root)
     assert contents(again.index) == before
-    refresh_index(again.index, again.files())
+    refresh_index(again.index, again.files)
     assert contents(again.index) == before
 
 
@@ -166,6 +167,38 @@ def test_repairing_removes_what_has_no_folder_and_keeps_leases(store):
     repair(store, find_differences(store))
     assert store.index.statuses() == {training.run_id: "running"}
     assert store.index.sweep("20260101-000000-bb").status == "running"
+
+
+def test_a_run_that_is_trained_while_the_index_is_made_again_keeps_its_row(store):
+    finish(store, RUN)
+    other = tiny_run(seed=1)
+
+    def list_files():
+        files = store.files()
+        own = sweeps.begin(store, other)
+        own.finish({}, {})
+        sweeps.end(store, own)
+        return files
+
+    assert store.status(RUN.run_id) == "finished"
+    refresh_index(store.index, list_files)
+    assert store.index.statuses() == {RUN.run_id: "finished", other.run_id: "finished"}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_is_trained_since_it_was_found_damaged_is_not_repaired(store, ends):
+    finish(store, RUN)
+    (store.run(RUN.run_id).path / "result.json").write_text("{")
+    assert store.status(RUN.run_id) == "interrupted"
+    found = list(find_differences(store))
+    assert found
+    own = sweeps.begin(store, RUN)
+    if ends:
+        own.finish({"test/loss": 0.5}, {})
+        sweeps.end(store, own)
+    repair(store, found)
+    status = "finished" if ends else "running"
+    assert (store.status(RUN.run_id), store.run(RUN.run_id).status) == (status, status)
 
 
 def test_checking_names_every_difference(store):

@@ -57,7 +57,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
         put(path / "spec.json", ["run_id"], run.run_id)
         put(path / name, keys, value)
     store.index.delete(store.index.statuses())
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     queries = Queries(Store(tmp_path / "store"))
     question = ListRuns(limit=1000, sort="in_dist/token_error")
     page = queries.ask(question)
@@ -78,6 +78,6 @@ def test_the_message_names_file_and_key(plan, tmp_path, fact, key):
     run = plan.runs[0]
     finish(store, run, {}, {})
     put(store.run(run.run_id).path / "result.json", ["facts", fact], "\ud800")
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     message = Queries(store).ask(GetRun(run_id=run.run_id)).message
     assert f"result.json: {key}: " in message

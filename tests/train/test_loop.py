@@ -119,7 +119,7 @@ def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tm
     folder = store.run(LONGER.run_id)
     shutil.copytree(interrupted.path, folder.path)
     damage(folder.path / name)
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     if name in ("spec.json", "state.json") and damage is not missing:
         record = store.index.records([LONGER.run_id])[LONGER.run_id]
         assert (record.status, name in record.message) == ("interrupted", True)

@@ -8,7 +8,7 @@ from cope_sweep.store.index.database import (
     OtherFormatError,
     waiting,
 )
-from cope_sweep.store.index.index import Index, in_training
+from cope_sweep.store.index.index import Index, InTrainingError, in_training
 from cope_sweep.store.index.model import (
     Activity,
     Lease,
@@ -23,6 +23,7 @@ from cope_sweep.store.index.model import (
 __all__ = [
     "Activity",
     "Filter",
+    "InTrainingError",
     "Index",
     "IndexDamagedError",
     "IndexUnavailable",

@@ -62,12 +62,17 @@ from cope_sweep.store.index.rows import among, next_revision, write_counters, wr
 from cope_sweep.store.index.tables import FORMAT, counters, has_expired, runs, status_of, sweep_runs, sweeps
 
 
-def in_training(run_id: str, sweep_id: str | None) -> StoreError:
+class InTrainingError(StoreError):
+    """A sweep trains the run, so its files stay."""
+
+    default_code = "in_training"
+
+
+def in_training(run_id: str, sweep_id: str | None) -> InTrainingError:
     """The error about a run that cannot be deleted."""
-    return StoreError(
+    return InTrainingError(
         f"run {run_id} is in training by the sweep {sweep_id}, and cannot be deleted; end that first: "
         f"cope-sweep stop {sweep_id}",
-        code="in_training",
         run_id=run_id,
         sweep=sweep_id,
     )
@@ -287,34 +292,46 @@ class Index:
         with self.database.reading() as connection:
             return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
 
-    def write(self, rows: Sequence[RunRecord], *, keep_leased: bool = False) -> None:
-        """Insert or replace runs; their leases end. With `keep_leased`, those with a lease stay as they are."""
-        with self.database.writing() as connection:
-            skipped_ids: set[str] = set()
-            if keep_leased:
-                leased = select(runs.c.run_id).where(self._status(runs) == "running")
-                skipped_ids = set(connection.execute(leased).scalars())
-            write_runs(connection, [row for row in rows if row.run_id not in skipped_ids])
+    def write(self, rows: Sequence[RunRecord], *, since: int | None = None) -> None:
+        """Insert or replace runs; their leases end.
 
-    def delete(self, run_ids: Iterable[str]) -> None:
-        """Delete runs from the index."""
+        `since` is the revision before their files were read: those that have a lease, or have changed since, stay as
+        they are.
+        """
         with self.database.writing() as connection:
+            newer_ids: set[str] = set()
+            if since is not None:
+                newer_ids = set(connection.execute(select(runs.c.run_id).where(self._is_newer(runs, since))).scalars())
+            write_runs(connection, [row for row in rows if row.run_id not in newer_ids])
+
+    def delete(self, run_ids: Iterable[str], *, since: int | None = None) -> None:
+        """Delete runs from the index; for `since`, see `write`."""
+        with self.database.writing() as connection:
+            deleted = among(connection, runs.c.run_id, run_ids)
+            if since is not None:
+                deleted = and_(deleted, ~self._is_newer(runs, since))
             next_revision(connection)  # readers that keep what they have read see that something has changed
-            connection.execute(delete(runs).where(among(connection, runs.c.run_id, run_ids)))
+            connection.execute(delete(runs).where(deleted))
+
+    @contextlib.contextmanager
+    def untrained(self, run_id: str) -> Iterator[Connection]:
+        """A writing transaction: nobody leases the run meanwhile. Raises InTrainingError if a sweep trains it."""
+        with self.database.writing() as connection:
+            query = select(self._status(runs), runs.c.sweep_id).where(runs.c.run_id == run_id)
+            found = connection.execute(query).one_or_none()
+            if found is not None and found[0] == "running":
+                raise in_training(run_id, found[1])
+            yield connection
 
     @contextlib.contextmanager
     def deleting(self, run_id: str) -> Iterator[None]:
         """Delete a run from the index once the block ends; a block that raises keeps it. Nobody leases it meanwhile.
 
-        Raises StoreError for a run that a sweep trains.
+        Raises InTrainingError for a run that a sweep trains.
         """
-        same = runs.c.run_id == run_id
-        with self.database.writing() as connection:
-            found = connection.execute(select(self._status(runs), runs.c.sweep_id).where(same)).one_or_none()
-            if found is not None and found[0] == "running":
-                raise in_training(run_id, found[1])
+        with self.untrained(run_id) as connection:
             next_revision(connection)
-            connection.execute(delete(runs).where(same))
+            connection.execute(delete(runs).where(runs.c.run_id == run_id))
             yield
 
     # -- leases --------------------------------------------------------------------------------------------------
@@ -598,7 +615,12 @@ class Index:
         )
 
     def write_sweep(
-        self, summary: SweepSummary, members: Sequence[Mapping[str, Any]], *, ttl_s: float | None = None
+        self,
+        summary: SweepSummary,
+        members: Sequence[Mapping[str, Any]],
+        *,
+        ttl_s: float | None = None,
+        since: int | None = None,
     ) -> None:
         """Insert or replace a sweep.
 
@@ -607,9 +629,14 @@ class Index:
             members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. Later calls may append to them.
             ttl_s: A process executes the sweep, whose lease ends in `ttl_s`. None: a lease that it has stays, while it
                 is running; a running sweep without one reads as interrupted.
+            since: See `write`: a sweep with a lease, or one that has changed since, stays as it is.
         """
         expires_s = None if ttl_s is None else self.database.now_s() + ttl_s
         with self.database.writing() as connection:
+            if since is not None:
+                newer = select(sweeps.c.sweep_id).where(self._is_newer(sweeps, since))
+                if connection.execute(newer.where(sweeps.c.sweep_id == summary.sweep_id)).one_or_none() is not None:
+                    return
             write_sweep(connection, summary, members, expires_s)
             if summary.status not in ACTIVE:  # it has added as many runs as it will
                 self.database.measure_tables(connection)
@@ -665,6 +692,10 @@ class Index:
 
     def _status(self, table: Table) -> ColumnElement[Any]:
         return status_of(table, self.database.now_s())
+
+    def _is_newer(self, table: Table, revision: int) -> ColumnElement[bool]:
+        """The run or sweep has a lease, or has changed since the revision."""
+        return or_(self._status(table) == "running", table.c.revision > revision)
 
     def _expired(self, connection: Connection, ids: ColumnElement[str]) -> list[str]:
         """The ids of the runs or sweeps that are running by their rows, and whose lease has ended."""

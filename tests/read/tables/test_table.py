@@ -198,7 +198,7 @@ def test_order_duplicates_failures_and_resumptions_give_the_same_table(tmp_path_
     write(store, events, order)
     assert rendered(store) == expected
     store.index.delete(store.index.statuses())
-    refresh_index(store.index, store.files())
+    refresh_index(store.index, store.files)
     assert rendered(store) == expected, "from the folders alone"
     store.index.close()
 

@@ -90,8 +90,25 @@ def test_only_leases_that_expired_are_ended(index):
 
 def test_writing_what_files_say_keeps_runs_with_a_lease(index):
     lease(index, "a")
-    index.write([row(status="interrupted"), row(OTHER)], keep_leased=True)
+    index.write([row(status="interrupted"), row(OTHER)], since=index.revision())
     assert index.statuses() == {RUN.run_id: "running", OTHER.run_id: "finished"}
+
+
+def test_what_files_said_earlier_changes_nothing_that_is_newer(index):
+    write_sweep(index, "a", [RUN], "interrupted")
+    index.write([row(OTHER, "failed")])
+    since = index.revision()
+    index.write([row()])
+    write_sweep(index, "b", [RUN])
+    index.write([row(status="interrupted"), row(OTHER, "stopped")], since=since)
+    index.write_sweep(summary("a", "failed"), [], since=since)
+    index.write_sweep(summary("b", "failed"), [], since=since)
+    assert index.statuses() == {RUN.run_id: "finished", OTHER.run_id: "stopped"}
+    assert {sweep.sweep_id: sweep.status for sweep in index.sweeps()} == {"a": "failed", "b": "finished"}
+    index.delete([RUN.run_id, OTHER.run_id], since=since)
+    assert index.statuses() == {RUN.run_id: "finished", OTHER.run_id: "stopped"}
+    index.delete([RUN.run_id, OTHER.run_id], since=index.revision())
+    assert index.statuses() == {}
 
 
 def test_a_sweep_whose_driver_died_reads_as_interrupted(index):
