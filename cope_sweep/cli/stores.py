@@ -83,6 +83,7 @@ def check(
         )
     display = make_console(stderr=True)
     differences = damage.mend_index(opened) if repair else []
+    opened.end_expired()
     with progress_bar(display, "checking runs") as on_progress:
         differences += damage.find_differences(opened, checksums=checksums, on_progress=on_progress)
     if repair and differences:

@@ -252,10 +252,10 @@ class Store:
     def end_expired(self) -> list[str]:
         """Write how the runs whose lease has expired ended, as their folders say; return their ids.
 
-        Their rows say `running` and become what their files say: interrupted, failed, or finished.
+        Their rows say `running` and become what their files say: interrupted, failed, or finished. Runs that have no
+        folder never started, and are pending again.
         """
-        rows = [read_run(self.run(run_id)) for run_id in self.index.expired()]
-        records = [row for row in rows if row is not None]
+        records = {run_id: read_run(self.run(run_id)) for run_id in self.index.expired()}
         return self.index.end_expired(records) if records else []
 
     def delete_run(self, run_id: str) -> None:

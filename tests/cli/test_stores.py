@@ -19,6 +19,8 @@ from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish, plan_of
 from tests.helpers.processes import free_port, until
 from tests.helpers.sweeps import end_sweep, write_sweep
+from tests.helpers.tiny import tiny_run
+from tests.store.index.rows import row
 
 
 def test_an_index_that_is_missing_is_made_again(stored):
@@ -55,6 +57,15 @@ def test_check_of_a_good_store(stored):
     finish(stored.store, stored.runs[3], {})
     assert stored.json("store", "check", "--checksums") == []
     assert stored("store", "check")[0].endswith("nothing differs, nothing is damaged\n")
+
+
+def test_a_run_that_a_killed_sweep_has_leased_and_not_begun_is_pending(stored):
+    finish(stored.store, stored.runs[3], {})
+    run = tiny_run(seed=9)
+    assert isinstance(stored.store.index.acquire(row(run, "running"), "killed", 0), Lease)
+    assert stored.store.status(run.run_id) == "interrupted"
+    assert stored.json("store", "check") == []
+    assert stored.store.status(run.run_id) == "pending"
 
 
 def test_check_names_each_difference_and_its_way_out(stored):

@@ -409,13 +409,18 @@ class Index:
         with self.database.reading() as connection:
             return self._expired(connection, runs.c.run_id)
 
-    def end_expired(self, records: Sequence[RunRecord]) -> list[str]:
-        """Write how runs ended whose lease has expired, unless it was taken meanwhile; return their ids."""
+    def end_expired(self, records: Mapping[str, RunRecord | None]) -> list[str]:
+        """Write how runs ended whose lease has expired, unless it was taken meanwhile; return their ids.
+
+        Run id → record; None: the run has never started, and is pending again.
+        """
         with self.database.writing() as connection:
-            over = set(self._expired(connection, runs.c.run_id))
-            ended = [record for record in records if record.run_id in over]
-            write_runs(connection, ended)
-        return [record.run_id for record in ended]
+            over = [run_id for run_id in self._expired(connection, runs.c.run_id) if run_id in records]
+            write_runs(connection, [record for run_id in over if (record := records[run_id]) is not None])
+            if unstarted := [run_id for run_id in over if records[run_id] is None]:
+                next_revision(connection)
+                connection.execute(delete(runs).where(among(connection, runs.c.run_id, unstarted)))
+        return over
 
     def leases(self, run_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
         """Run id → the sweep that holds its lease, and the seconds until that expires, of the runs that are leased."""

@@ -82,10 +82,14 @@ def test_a_run_that_was_not_begun_is_pending_again(index):
 
 def test_only_leases_that_expired_are_ended(index):
     lease(index, "a")
-    assert index.end_expired([row()]) == []
-    index.renew("a", 0.0)
-    assert index.end_expired([row()]) == [RUN.run_id]
+    lease(index, "b", run=OTHER)
+    assert index.end_expired({RUN.run_id: row(), OTHER.run_id: None}) == []
+    for sweep_id in ("a", "b"):
+        index.renew(sweep_id, 0.0)
+    assert index.end_expired({RUN.run_id: row()}) == [RUN.run_id]
     assert index.records([RUN.run_id])[RUN.run_id].sweep_id == "a"
+    assert index.end_expired({OTHER.run_id: None}) == [OTHER.run_id]
+    assert index.statuses() == {RUN.run_id: "finished"}
 
 
 def test_writing_what_files_say_keeps_runs_with_a_lease(index):
