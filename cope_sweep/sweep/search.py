@@ -67,7 +67,8 @@ class _OpenRow:
 class Search:
     """The search of one sweep: the rows to train, one after another, and what became of them.
 
-    Rows of earlier sweeps whose runs have not ended come first, then new ones.
+    First come rows that have ended and that no sweep has recorded, because a sweep was killed: nothing of them is
+    trained, but whoever asks records them. Then rows of earlier sweeps whose runs have not ended, then new ones.
     """
 
     def __init__(
@@ -162,7 +163,8 @@ class Search:
 
         The others have ended before, in a sweep of another ablation, say.
         """
-        return [run for run in row.runs if run.run_id in self._open[_row_id(row)].in_training]
+        opened = self._open.get(_row_id(row))  # None: the study has been told how all of them ended
+        return [run for run in row.runs if opened and run.run_id in opened.in_training]
 
     def report(self, run_id: str, step: int, value: float) -> None:
         """Tell the metric's value at an evaluation of a run. A value that is not finite is ignored.
@@ -194,14 +196,16 @@ class Search:
             self._tell_open()
 
     def _continue(self) -> None:
-        """Tell the study the results that it does not know, and have the rows wait whose runs have not all ended."""
+        """Tell the study the results that it does not know, and have rows wait that are to be recorded or trained."""
         rows, trials = {_row_id(row): row for row in self._plan.rows}, self._trials()
+        recorded = set(rows)
         for row_id, of_row in trials.items():
             if row_id not in rows:  # a sweep was killed before it had recorded the row
                 with contextlib.suppress(SpecError, KeyError):
                     rows[row_id] = row_of(self._plan.ablation, of_row[0].params)
         self._known |= rows.keys()
         told = self._tell(rows.values(), self._ended)
+        self._next.extend(_OpenRow(row) for row_id, row in rows.items() if row_id in told - recorded)
         self._next.extend(_OpenRow(row) for row_id, row in rows.items() if row_id not in told)
 
     def _suggest(self) -> None:

@@ -354,6 +354,8 @@ class _Work:
     record: SweepRecord
     ended_attempts: dict[str, int]
     """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
+    written: int
+    """Number of runs in the record's file."""
     search: Search | None = None
 
     @classmethod
@@ -377,7 +379,7 @@ class _Work:
         record = record.model_copy(update={"leave_out": sorted(skipped - {"finished"})})
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, attempts, written=len(record.runs))
 
     def start_search(self, store: Store, max_runs: int | None) -> None:
         """Open the plan's search, if it has one and that has something to suggest.
@@ -410,12 +412,16 @@ class _Work:
             return
         statuses = store.index.statuses(member.run_id for member in members)
         reused = [run_id for run_id, status in statuses.items() if status == "finished"]
+        changes = {"runs": [*self.record.runs, *members], "reused": [*self.record.reused, *reused]}
+        record = self.record.model_copy(update=changes)
+        # Before the index, which is made again from the files. Of more than 1,000 runs only now and then, for a file of
+        # 10,000 is 2 MB; what is lost then if this process dies, the next sweep records: see `Search`.
+        if len(record.runs) - self.written > len(record.runs) // 1000:
+            store.write_record(record)
+            self.written = len(record.runs)
         entries = [{**member.model_dump(), "reused": member.run_id in reused} for member in members]
-        store.index.append_members(self.record.sweep_id, entries)
-        self.plan = replace(self.plan, rows=(*self.plan.rows, row))
-        self.record = self.record.model_copy(
-            update={"runs": [*self.record.runs, *members], "reused": [*self.record.reused, *reused]}
-        )
+        store.index.append_members(record.sweep_id, entries)
+        self.plan, self.record = replace(self.plan, rows=(*self.plan.rows, row)), record
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """The end of the sweep."""

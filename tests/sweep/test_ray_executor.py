@@ -124,8 +124,8 @@ def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: 
     def run(budget: Budget, groups: int = 2) -> SweepOutcome:
         resources = Resources(groups=groups, device="cpu")
         return Sweep(
-            plan, store, ray_executor.run_on_ray, executor_name="ray", resources=resources, budget=budget,
-            callbacks=Callbacks(on_event=events, on_row=rows.append),
+            recorded_plan(plan, store), store, ray_executor.run_on_ray, executor_name="ray", resources=resources,
+            budget=budget, callbacks=Callbacks(on_event=events, on_row=rows.append),
         ).run()  # fmt: skip
 
     first = run(Budget(max_runs=3), groups=1)

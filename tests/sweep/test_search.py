@@ -191,6 +191,19 @@ def test_what_a_killed_sweep_has_suggested_comes_first_and_is_told_by_its_trial(
     assert sweep.trials[1].value == 0.25
 
 
+def test_rows_that_ended_and_were_not_recorded_are_returned_first_with_nothing_to_train(sweep: Sweep) -> None:
+    sweep.run(3)
+    pending = sweep.search().next_row()
+    assert pending
+    lost, sweep.rows = sweep.rows[1:], [sweep.rows[0], pending]
+    search = sweep.search(max_runs=1)
+    rows = [search.next_row() for _ in range(4)]
+    assert rows == [*lost, pending, None]
+    assert [len(search.runs_to_train(row)) for row in rows if row] == [0, 0, 1]
+    assert search.remaining == 60 - 4
+    assert sweep.states == ["COMPLETE"] * 3 + ["RUNNING"]
+
+
 def test_rows_that_are_not_finished_are_suggested_first(sweep: Sweep) -> None:
     search = sweep.search()
     runs = [sweep.next_run(search) for _ in range(5)]

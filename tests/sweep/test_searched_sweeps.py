@@ -13,6 +13,7 @@ from cope_sweep.config import Plan, Resources, Row, load_ablation, plan_of_recor
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
+from cope_sweep.store.indexing import refresh_index
 from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.search import RUN_ID, study_name, study_url
@@ -95,6 +96,38 @@ def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:
         assert (outcome.trained, outcome.reused, outcome.not_started) == (trained, reused, left)
     assert [len(row.runs) for row in recorded_plan(plan, store).rows] == [2, 2]
     assert start(plan, store).sweep_id is None
+
+
+def test_a_killed_sweep_has_recorded_its_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, finished = search_of(), Counter[str]()
+
+    def on_event(event: Event) -> None:
+        finished[event.status] += 1
+        if finished["finished"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Sweep, "_record", lambda sweep: None)
+        start(plan, store, callbacks=Callbacks(on_event=on_event))
+    (sweep,) = store.index.sweeps()
+    record = store.sweep(sweep.sweep_id)
+    assert record
+    assert len(record.runs) == sweep.runs == 2
+    store.index.delete_sweep(sweep.sweep_id)
+    refresh_index(store.index, store.files)
+    assert len(recorded_plan(plan, store).rows) == 2
+    assert start(plan, store).reused == 2
+
+
+def test_rows_that_no_sweep_has_recorded_any_more_are_recorded_again(store: Store) -> None:
+    plan = search_of()
+    outcome = start(plan, store, budget=Budget(max_runs=2))
+    assert outcome.sweep_id
+    store.delete_sweep(outcome.sweep_id)
+    assert recorded_plan(plan, store).rows == ()
+    outcome = start(plan, store)
+    assert (outcome.trained, outcome.reused, outcome.exit_code) == (2, 2, 0)
+    assert len(recorded_plan(plan, store).rows) == 4
 
 
 SEARCHED = """\

@@ -65,16 +65,19 @@ def write_sweep(
     `expires_s` is the end of its lease. A sweep that has ended has none, and no request to stop.
     """
     existing = connection.execute(
-        select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
-    ).scalar_one_or_none()
+        select(sweeps.c.runs, sweeps.c.reused).where(sweeps.c.sweep_id == summary.sweep_id)
+    ).one_or_none()
     values = summary.model_dump(exclude={"counts"}) | {"revision": next_revision(connection)}
     if expires_s is not None:
         values["expires_s"] = expires_s
     elif summary.status not in ("pending", "running"):
         values |= {"expires_s": None, "stop_requested": False}
+    # The members of a sweep stay, and only more may follow: most calls write none. The record of a killed sweep may
+    # lack rows that its search has suggested.
+    if existing is not None and existing.runs > len(members):
+        values |= existing._asdict()
     replace_row(connection, sweeps, values)
-    # The members of a sweep stay, and only more may follow: most calls write none.
-    if existing != len(members):
+    if existing is None or existing.runs < len(members):
         connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
         write_members(connection, summary.sweep_id, members)
 

@@ -158,6 +158,14 @@ def test_rows_are_appended_to_a_sweep(index):
     assert [place.sweep_id for place in index.places([OTHER.run_id])[OTHER.run_id]] == ["a"]
 
 
+def test_rows_that_the_record_of_a_killed_sweep_lacks_stay(index):
+    write_sweep(index, "a", [RUN], "running", ttl_s=60)
+    index.append_members("a", members([OTHER], first=1))
+    write_sweep(index, "a", [RUN], "interrupted")
+    assert [member["run_id"] for member in index.members("a")] == [RUN.run_id, OTHER.run_id]
+    assert (index.sweep("a").runs, index.sweep("a").status) == (2, "interrupted")
+
+
 def test_of_several_processes_one_adds_a_sweep_and_the_others_find_it(index, index_url):
     run_ids = [RUN.run_id, OTHER.run_id]
 
