@@ -175,7 +175,12 @@ def prune(
         ),
     ] = [],
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="Also delete runs that no ablation file contains, at any scale.")
+        bool,
+        typer.Option(
+            "--orphans",
+            help="Also delete runs that no ablation file contains, at any scale. Runs of its searches and of `--set` "
+            "stay.",
+        ),
     ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
@@ -205,7 +210,7 @@ def prune(
             f"no store at {opened.root}; choose another with --store", code="no_store", store=str(opened.root)
         )
     opened.end_expired()
-    planned = _planned_runs(ablations) if orphans else None
+    planned = _planned_runs(ablations, opened) if orphans else None
     items = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, planned_runs=planned))  # type: ignore[arg-type]
     if yes:
         items = delete(opened, items)
@@ -224,11 +229,15 @@ def prune(
     console.print(f"{size(total)} in {len(items)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
 
 
-def _planned_runs(folder: Path) -> set[str]:
-    """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
-    from cope_sweep.config import expand, load_ablation, with_overrides
+def _planned_runs(folder: Path, store: Store) -> set[str]:
+    """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file.
 
-    run_ids: set[str] = set()
+    Which runs a search or `--set` has added only the sweeps know: theirs are included.
+    """
+    from cope_sweep.config import expand, load_ablation, with_overrides
+    from cope_sweep.config.source import composed
+
+    run_ids, names, searched = set[str](), set[str](), set[str]()
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise UserError(
@@ -239,8 +248,18 @@ def _planned_runs(folder: Path) -> set[str]:
     for path in paths:
         ablation = load_ablation(path)
         for scale in (None, *ablation.content.scales):
-            run_ids |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
-    return run_ids
+            plan = expand(with_overrides(ablation, scale=scale))
+            run_ids |= {run.run_id for run in plan.runs}
+            names.add(composed(plan.name))
+            if plan.search is not None:
+                searched.add(composed(plan.name))
+    sweeps = store.index.sweeps()
+    sweep_ids = {sweep.sweep_id for sweep in sweeps if composed(sweep.ablation) in (names if sweep.sets else searched)}
+    for sweep_id in sweep_ids:
+        run_ids |= store.index.sweep_rows(sweep_id).keys()
+    # Also those that a search has trained and its record has lost: the next sweep records them again.
+    records = store.index.records(store.index.statuses(), values=False)
+    return run_ids | {run_id for run_id, record in records.items() if record.sweep_id in sweep_ids}
 
 
 def delete(

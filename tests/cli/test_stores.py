@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from cope_sweep.cli import progress
-from cope_sweep.store import Lease, Store
+from cope_sweep.store import Lease, Store, SweepRun
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.sync import sync
+from tests.cli.conftest import TINY
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish, plan_of
 from tests.helpers.processes import free_port, until
@@ -112,6 +113,22 @@ def test_prune_of_runs_that_no_ablation_has(stored):
     assert {each["path"].rpartition("/")[2] for each in answer["found"]} == gone
     assert not any(stored.store.run(run_id).path.exists() for run_id in gone)
     assert stored.store.run(stored.runs[0].run_id).status == "finished"
+
+
+def test_prune_keeps_runs_that_sweeps_have_added_to_an_ablation(stored):
+    stored.write("searched", TINY.replace("seeds: [0, 1]", "search: {kind: optuna, samples: 2}"))
+    suggested, lost, more_seeds, orphan = (tiny_run(seed=seed) for seed in range(10, 14))
+    for run in (suggested, lost, more_seeds, orphan):
+        finish(stored.store, run, {})
+    searched = write_sweep(stored.store, stored.plan, ablation="searched", runs=members([suggested]))
+    stored.store.index.write([row(lost, sweep_id=searched.sweep_id)])
+    write_sweep(stored.store, stored.plan, sets=["seeds=[12]"], runs=members([more_seeds]))
+    write_sweep(stored.store, stored.plan, ablation="deleted", runs=members([orphan]))
+    assert [each["path"].rpartition("/")[2] for each in stored.json("prune", "--orphans")["found"]] == [orphan.run_id]
+
+
+def members(runs):
+    return [SweepRun(run_id=run.run_id, row="a", labels={}, seed=run.seed) for run in runs]
 
 
 def test_prune_refuses_what_it_cannot_do(shell, stored):
