@@ -189,7 +189,8 @@ def prune(
 ) -> None:
     """Free disk space: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
 
-    It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`.
+    It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`. Of a store in an
+    object store, whole runs are deleted there, and everything else on this machine only.
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
@@ -205,7 +206,16 @@ def prune(
             allowed=list(RESUMED_STATUSES),
         )
     opened = open_store(store, index)
-    if not opened.root.is_dir():
+    if opened.objects and ended:
+        raise UserError(
+            f"--states: the resume files of {opened.location} are in an object store, where prune deletes whole runs "
+            "only; delete a run with `cope-sweep delete RUN`, or `runs/RUN/resume.safetensors` with the tools of that "
+            "object store",
+            code="invalid_option",
+            option="--states",
+            store=opened.location,
+        )
+    if opened.objects is None and not opened.root.is_dir():
         raise UserError(
             f"no store at {opened.root}; choose another with --store", code="no_store", store=str(opened.root)
         )

@@ -32,7 +32,7 @@ class Waste:
 def waste(
     store: Store, *, older_than_s: float, statuses: Iterable[Status], planned_runs: set[str] | None
 ) -> Iterator[Waste]:
-    """Files that can be deleted from a store in a folder.
+    """Files that can be deleted from a store. In an object store, only whole runs are; other files on this machine.
 
     Args:
         store: The store.

@@ -133,6 +133,8 @@ def members(runs):
 
 def test_prune_refuses_what_it_cannot_do(shell, stored):
     stored.refuses("invalid_option", "prune", "--states", "running", option="--states", value="running")
+    objects = ("--store", "s3://bucket/store?region=us-east-1", "--index", "sqlite://")
+    stored.refuses("invalid_option", "prune", "--states", "stopped", *objects, option="--states")
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
     stored.refuses("no_ablations", "prune", "--orphans")

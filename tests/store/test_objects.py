@@ -7,6 +7,7 @@ from cope_sweep.store.damage import find_damage, find_differences
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
+from cope_sweep.store.prune import delete, waste
 from cope_sweep.train import Runtime, train_run
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish
@@ -82,6 +83,17 @@ def test_a_run_is_deleted(on_machine):
     assert store.objects.names("runs") == [keep.run_id]
     assert store.index.statuses() == {keep.run_id: "finished"}
     store.delete_run(drop.run_id)  # nothing is left to delete
+
+
+def test_a_run_that_is_pruned_is_deleted_for_good(on_machine):
+    store, keep, drop = on_machine("a"), tiny_run(seed=0), tiny_run(seed=1)
+    for run in (keep, drop):
+        finish(store, run, {"in_dist/token_error": 1.0})
+    other = on_machine("b")  # without working copies
+    found = list(waste(other, older_than_s=0.0, statuses=(), planned_runs={keep.run_id}))
+    assert [each.run_id for each in delete(other, found)] == [drop.run_id]
+    refresh_index(other.index, other.files)
+    assert store.index.statuses() == {keep.run_id: "finished"}
 
 
 def test_errors_name_the_store_and_the_way_out(bucket_url):
