@@ -64,12 +64,17 @@ class CurveMark(TypedDict):
 class RunFolder:
     """The folder of one run, to read it. It need not exist."""
 
-    def __init__(self, path: Path, objects: ObjectFolder | None = None) -> None:
+    def __init__(self, path: Path, objects: ObjectFolder | None = None, sweep_id: str | None = None) -> None:
         """`objects` is the place of the files if the store is in an object store.
 
-        `path` is then a folder of this machine in which an attempt works, and from which its files are copied.
+        `path` is then a folder of this machine in which an attempt works, and from which its files are copied. The
+        files of attempts that `begin` starts name the sweep `sweep_id`.
         """
-        self.path, self.objects = path, objects
+        self.path, self.objects, self.sweep_id = path, objects, sweep_id
+
+    def of_sweep(self, sweep_id: str) -> RunFolder:
+        """The same folder, for a sweep to begin attempts."""
+        return RunFolder(self.path, self.objects, sweep_id)
 
     @property
     def run_id(self) -> str:
@@ -92,7 +97,10 @@ class RunFolder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it has started. Raises DamagedError."""
+        """`{"status", "updated_ms", "worker_id", "attempt", "sweep_id", …}`; empty before it has started.
+
+        States of older versions have no `sweep_id`. Raises DamagedError.
+        """
         state = self._document(STATE_FILE) or {}
         # Folders outlive versions, so former names are translated whenever a file is read.
         if "where" in state:  # the former name of the key
@@ -110,10 +118,10 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """`{"metrics": {name: value}, "facts": {name: value}, "files": {name: checksum}}`; None if not finished.
+        """`{"metrics": {name: value}, "facts": {name: value}, "files": {name: checksum}, …}`; None if not finished.
 
         Metrics have their current names, whatever they were called when the run was trained. Results of older versions
-        have no `files`. Raises DamagedError.
+        have no `files`, and no `sweep_id`. Raises DamagedError.
         """
         result = self._document(RESULT_FILE)
         if result is None:
@@ -244,6 +252,7 @@ class RunFolder:
         # First the number: from here on, older attempts replace nothing. Their message and traceback are dropped.
         own_files.write_document(STATE_FILE, {
             "status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own_files.number,
+            "sweep_id": self.sweep_id,
         })  # fmt: skip
         # Only now, and not when the sweep looked at its finished runs: a client of a network file system remembers that
         # a file was missing, also when another machine has written it since. With the number, this machine has written
@@ -341,7 +350,7 @@ class AttemptWriter(RunFolder):
 
     def __init__(self, folder: RunFolder, number: int) -> None:
         """Write to `folder` as its attempt `number`, which has started: see `RunFolder.begin`."""
-        super().__init__(folder.path, folder.objects)
+        super().__init__(folder.path, folder.objects, folder.sweep_id)
         self.number = number
         self._checked_s = self._curve_uploaded_s = float("-inf")
         """When it last looked for a newer attempt, and copied the curve to an object store, on the monotonic clock."""
@@ -463,7 +472,10 @@ class AttemptWriter(RunFolder):
     def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Write the result, which makes the run finished, and delete the resume file."""
         self.check_fence()
-        document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
+        document = {
+            "metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms(),
+            "sweep_id": self.sweep_id,
+        }  # fmt: skip
         self._upload(CURVE_FILE, LOG_FILE)
         # The result comes after everything that it vouches for, and before the resume file goes: killed at any point,
         # the run is either finished or can be continued.

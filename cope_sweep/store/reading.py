@@ -26,6 +26,8 @@ from cope_sweep.store.index.tables import SECTIONS
 
 MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
+MAX_SWEEP_ID = 64
+"""Characters, as in the index."""
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
 TEXTS = ("worker_id", "message")
@@ -38,6 +40,8 @@ FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
     """The row of a run that nobody trains, from its files; None if it never started.
+
+    `sweep_id` is the sweep that has trained it if its files do not say that: those of older versions do not.
 
     A run whose last attempt died is interrupted. So is one whose files cannot be read: its message says which, and the
     next attempt trains it again.
@@ -89,7 +93,7 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
             attempt=state.get("attempt", 1),
             step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
             worker_id=facts.get("worker_id") or state.get("worker_id"),
-            sweep_id=sweep_id,
+            sweep_id=_sweep_id(result, sweep_id),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
             ended_ms=result.get("ended_ms") or _mtime_ms(folder, RESULT_FILE),  # older results have no time
@@ -106,11 +110,18 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
         step=_last_step(folder, folder.curve()),
         worker_id=state.get("worker_id"),
         message=state.get("message"),
-        sweep_id=sweep_id,
+        sweep_id=_sweep_id(state, sweep_id),
         created_ms=created_ms,
         updated_ms=state.get("updated_ms"),
         ended_ms=_ended_ms(folder, state),
     )
+
+
+def _sweep_id(document: Mapping[str, Any], otherwise: str | None) -> str | None:
+    """The sweep that a state or a result names."""
+    # A result names the sweep that has finished the run: the state, one that has tried to train it again since.
+    named = document.get("sweep_id")
+    return named if isinstance(named, str) and len(named) <= MAX_SWEEP_ID else otherwise
 
 
 def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:

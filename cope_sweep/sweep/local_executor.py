@@ -51,8 +51,8 @@ class _LocalSweep:
 
         self._last: Event | None = None
         train_run(
-            run.spec, self.work.store.run(run.run_id), Runtime.of(self.work.resources, worker_id=worker_id()),
-            attempt=run.attempt, on_event=self._report,
+            run.spec, self.work.store.run(run.run_id).of_sweep(self.work.leases.sweep_id),
+            Runtime.of(self.work.resources, worker_id=worker_id()), attempt=run.attempt, on_event=self._report,
             should_stop=lambda: "interrupted" if self._ends(run) else None,
         )  # fmt: skip
         self.driver.end(run, self._last)

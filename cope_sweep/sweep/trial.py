@@ -243,7 +243,7 @@ def train_loop(config: dict[str, Any]) -> Event:
 
     try:
         outcome = train_run(
-            run, process.store.run(run.run_id), runtime,
+            run, process.store.run(run.run_id).of_sweep(config["sweep"].sweep_id), runtime,
             attempt=config["attempt"], on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
         if outcome == "stopped" and rank == 0 and line.order is not None:

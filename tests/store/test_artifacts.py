@@ -41,7 +41,7 @@ def test_a_run_s_life(folder):
     assert folder.status == "finished"
     result = folder.result
     assert abs(result.pop("ended_ms") - time.time() * 1000) < 60_000
-    assert result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}, "files": {}}
+    assert result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}, "files": {}, "sweep_id": None}
 
 
 def test_the_spec_of_the_first_attempt_is_kept(folder):

@@ -112,6 +112,25 @@ def test_an_index_that_is_made_again_says_the_same(store):
     assert contents(again.index) == before
 
 
+def test_an_index_that_is_made_again_knows_which_sweep_trained_a_run(store):
+    """The second sweep lists the runs, which the first one ends while both are executed."""
+    old, done, left = (tiny_run(seed=seed) for seed in range(3))
+    finish(store, old)
+    store.run(done.run_id).of_sweep("20260101-000000-aa").begin(done, "here").finish({}, {})
+    with raises("already_finished"):
+        store.run(done.run_id).of_sweep("20260102-000000-bb").begin(done, "here")
+    store.run(left.run_id).of_sweep("20260101-000000-aa").begin(left, "here")
+    for number, sweep_id in enumerate(("20260101-000000-aa", "20260102-000000-bb")):
+        record = sweep_record(sweep_id, runs=members(old, done, left), started_ms=number)
+        (store.root / "sweeps" / f"{sweep_id}.json").write_text(record.model_dump_json())
+    trained_by = {run_id: record.sweep_id for run_id, record in store.index.records(store.index.statuses()).items()}
+    assert trained_by == {
+        old.run_id: "20260102-000000-bb",  # its files are those of an older version
+        done.run_id: "20260101-000000-aa",
+        left.run_id: "20260101-000000-aa",
+    }
+
+
 def test_an_index_is_not_emptied_where_its_store_is_missing(store, index_url, tmp_path):
     finish(store, RUN)
     indexed = Store(store.root, index=index_url)

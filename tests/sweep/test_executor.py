@@ -43,6 +43,7 @@ def test_every_run_is_trained_in_order_and_only_once(
         assert events.of(run)[0].status == "running"
         assert events.of(run)[-1].metrics == folder.result["metrics"]
         assert ":" in events.of(run)[-1].worker_id
+        assert folder.result["sweep_id"] == ("another-sweep" if run is runs[2] else "this-sweep")
     # One process trains all of them.
     assert len({events.of(run)[-1].worker_id for run in (runs[0], runs[1], runs[3])}) == 1
 

@@ -94,7 +94,7 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
     statement = insert_into(dialect, runs)
     replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
-    # A folder does not say which sweep trained its run.
+    # A folder of an older version does not say which sweep trained its run.
     replaced["sweep_id"] = func.coalesce(replaced["sweep_id"], runs.c.sweep_id)
     # Never less: the file that has the number may be lost, and an attempt with a number of before could still write.
     replaced["attempt"] = case((replaced["attempt"] > runs.c.attempt, replaced["attempt"]), else_=runs.c.attempt)
