@@ -6,6 +6,8 @@ gets a replica that has the model in memory, if there is one. COPE_SWEEP_MAX_MOD
 """
 # Serve reads the annotation of `app` at run time, so annotations must not be texts here.
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,12 +45,32 @@ class Replicas(BaseModel):
     max_queued_requests: int = Field(QUEUED, ge=1)
 
 
+class AnnouncedModel:
+    """Loads the model that the header of a request names, before the request is answered.
+
+    It is inside the application's checks of hosts and keys: a refused request loads nothing.
+    """
+
+    def __init__(self, app: ASGIApp, load: Callable[[str], Awaitable[str]], limit_s: float) -> None:
+        self.app, self.load, self.limit_s = app, load, limit_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run_id = serve.get_multiplexed_model_id()
+        if run_id and "cope_key" in scope:  # paths that need no key have no model either
+            with suppress(UserError, TimeoutError):  # the route says what is wrong with the run
+                async with asyncio.timeout(self.limit_s):
+                    await self.load(run_id)
+        await self.app(scope, receive, send)
+
+
 @serve.ingress()
 class Models:
     """A replica: the application of the routes that ask models."""
 
     def __init__(self, folders: dict[str, str]) -> None:
-        self.service = create_model_app(load_settings(**folders))
+        settings = load_settings(**folders)
+        self.service = create_model_app(settings)
+        self.service.add_middleware(AnnouncedModel, load=self.load, limit_s=settings.max_seconds)
 
     @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]  # Ray has no types
     async def load(self, run_id: str) -> str:
@@ -57,14 +79,7 @@ class Models:
         return run_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        async def with_model(scope: Scope, receive: Receive, send: Send) -> None:
-            run_id = serve.get_multiplexed_model_id()
-            if run_id:
-                with suppress(UserError):  # the route says what is wrong with the run
-                    await self.load(run_id)
-            await self.service(scope, receive, send)
-
-        return with_model
+        return self.service
 
 
 def app(replicas: Replicas) -> Application:

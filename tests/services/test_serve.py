@@ -18,7 +18,11 @@ import httpx
 import psutil
 import pytest
 from cope_services.http.access import KeysFile
+from cope_services.http.app import create_model_app
+from cope_services.serve import AnnouncedModel
+from ray import serve as ray_serve
 from ruamel.yaml import YAML
+from starlette.testclient import TestClient
 
 from tests.deploy.test_kuberay import load_all
 from tests.helpers.processes import free_port, until
@@ -174,6 +178,32 @@ def test_keys_and_hosts_are_checked(serve: Serve, prose: ProseStore) -> None:
         named = body | {"models": [run_id]}
         assert httpx.post(path, json=named, headers=with_model, timeout=60).status_code == status
     assert httpx.get(f"{serve.url}/-/healthz").text == "success"  # Serve's own, for load balancers
+
+
+def test_a_refused_request_loads_no_model(prose: ProseStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = KeysFile(tmp_path / "keys.txt")
+    service = create_model_app(prose.settings(keys_file=keys.path))
+    loaded: list[str] = []
+
+    async def load(run_id: str) -> str:
+        await service.components.predictor(run_id)
+        loaded.append(run_id)
+        if len(loaded) > 1:
+            await asyncio.sleep(60)
+        return run_id
+
+    service.add_middleware(AnnouncedModel, load=load, limit_s=0.5)
+    monkeypatch.setattr(ray_serve, "get_multiplexed_model_id", lambda: prose.cope[0])  # of the request's header
+    client = TestClient(service, "http://localhost")
+    valid = bearer(keys.create("reader"))
+    refused = {421: valid | {"Host": "evil.example"}, 401: {}, 403: {"Sec-Fetch-Site": "cross-site"}}
+    for status, headers in refused.items():
+        assert client.get("/v1/models", headers=headers).status_code == status
+    assert client.get("/static/style.css").status_code == 404  # this path needs no key
+    assert service.components.predictors.loads == 0
+    assert client.get("/v1/models", headers=valid).status_code == 200
+    assert client.get("/v1/models", headers=valid).status_code == 200  # although its model takes too long
+    assert loaded == [prose.cope[0]] * 2
 
 
 @pytest.mark.thorough
