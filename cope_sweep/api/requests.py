@@ -166,6 +166,11 @@ class PerplexityRequest(Body):
         """The texts; empty if token ids were sent."""
         return [self.text] if isinstance(self.text, str) else self.text or []
 
+    @property
+    def values_per_token(self) -> int:
+        """The number of log-probabilities and labels that the answer has for each token."""
+        return self.log_probabilities + self.token_labels + self.top
+
 
 class TextUnits(BaseModel):
     """Measures that do not depend on the tokenizer."""
@@ -229,6 +234,7 @@ TriangularMatrix = Annotated[
     Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
 ]
 Indices = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(fail_fast=True)]
+MarkName = Annotated[UnicodeText, Field(max_length=100)]
 
 
 class ProbeRequest(Body):
@@ -247,7 +253,7 @@ class ProbeRequest(Body):
     matrices: Annotated[list[MatrixName], Field(fail_fast=True)] = Field(
         default=list(get_args(MatrixName)), description="The matrices to return; an empty list: statistics only."
     )
-    marks: Annotated[dict[str, Indices], Field(max_length=16), BeforeValidator(_check_keys)] | None = Field(
+    marks: Annotated[dict[MarkName, Indices], Field(max_length=16), BeforeValidator(_check_keys)] | None = Field(
         default=None,
         description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
     )

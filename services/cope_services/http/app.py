@@ -96,7 +96,7 @@ def components_of(settings: Settings) -> Components:
         committed=Queries(ParquetStore(settings.ablations / RESULTS), files, links=True, max_rows=MAX_ROWS),
         answers=AnswerCache(asked_queries, work["looks"]),
         work=work,
-        predictors=Predictors(settings),
+        predictors=Predictors(settings, work["drawings"]),
         sweeps=SweepJobs(queries, settings),
         watchers=Watchers(lambda: queries.store),
     )

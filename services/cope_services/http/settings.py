@@ -51,7 +51,7 @@ LIMITS: Mapping[Work, Limit] = {
 looks      at the index, for the ETag of an answer that may be in the cache
 answers    short ones from the index or the files of one run
 tables     what is computed from all runs of an ablation: tables, plans, curves, claims, differences
-drawings   figures: matplotlib draws one at a time
+drawings   figures, and images of probes: matplotlib draws one at a time
 reports    with their figures: each may take seconds of a core and 100 MB
 exports    of any number of runs
 downloads  and digests of checkpoint files
@@ -98,6 +98,10 @@ class Settings(BaseSettings):
     max_request_tokens: PositiveInt = Field(
         default=1 << 16,
         description="Maximum number of tokens that models read for one request; overlaps of windows count.",
+    )
+    max_scored_values: PositiveInt = Field(
+        default=1 << 20,
+        description="Maximum number of log-probabilities and labels of tokens in one answer about perplexity.",
     )
     max_queue_tokens: PositiveInt = Field(default=1 << 18, description="Maximum number of tokens in all open requests.")
     max_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(

@@ -50,7 +50,7 @@ class _Sequence:
 async def compare(components: Components, request: PerplexityRequest) -> bytes:
     """The perplexity of each model of the request, in order: a PerplexityComparison as JSON.
 
-    The models are measured one after another, so that they need not fit into memory together.
+    The models are measured one after another, so that they need not fit into memory together, and each of them once.
 
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, TokensError, CheckpointError.
     """
@@ -62,9 +62,12 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
         else:
             key = (model.ablation, model.scale, tuple(model.set), model.row)
             run_ids.append(await predictors.look_up(key, partial(best_run_id, queries, model)))
-    answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
+    max_values = predictors.settings.max_scored_values // len(run_ids)
+    answers: dict[str, bytes] = {}
+    for run_id in dict.fromkeys(run_ids):
+        answers[run_id] = await measure(predictors, await components.predictor(run_id), request, max_values)
     # Joined as bytes, because each answer is JSON already.
-    return b'{"results":[' + b",".join(answers) + b"]}"
+    return b'{"results":[' + b",".join(answers[run_id] for run_id in run_ids) + b"]}"
 
 
 def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
@@ -72,14 +75,27 @@ def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
     return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale, wanted.set)
 
 
-async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:
-    """The perplexity of one model: a ModelPerplexity as JSON. Raises the errors of `compare`."""
+async def measure(
+    predictors: Predictors, predictor: Predictor, request: PerplexityRequest, max_values: int
+) -> bytes:
+    """The perplexity of one model: a ModelPerplexity as JSON, with at most `max_values` values of single tokens.
+
+    Raises the errors of `compare`.
+    """
     batcher = predictors.batcher
     context = request.context or (predictor.context if request.stride or request.text is not None else None)
     # For a few tokens, a thread would cost more than the work.
     is_small = request.text is None and sum(map(len, request.tokens or ())) <= SMALL_TOKENS
     prepare = _run_here if is_small else batcher.prepare
     sequences = await prepare(lambda: _sequences(predictor, request, context, predictors.settings))
+    values = sum(len(sequence.tokens_L) for sequence in sequences) * request.values_per_token
+    if values > max_values:
+        raise TooLargeError(
+            f"the answer would have {values:,} log-probabilities and labels for each model, but the limit is "
+            f"{max_values:,}, for {len(request.models)} models; choose a smaller `top`, or send several requests",
+            values=values,
+            limit=max_values,
+        )
     windows = [window for sequence in sequences for window in sequence.windows]
     with batcher.admitted(sum(window.reads for window in windows)):
         scored = await batcher.score(predictor, windows, top=request.top)

@@ -18,6 +18,7 @@ from cachetools import LRUCache, TTLCache, cached
 from cope_services.http.caching import SharedTasks
 from cope_services.http.errors import DamagedCheckpointError, TooLargeError
 from cope_services.http.settings import Settings
+from cope_services.http.work import WorkQueue
 from cope_services.models.batching import Batcher
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
 from cope_sweep.api.runs import Checkpoint, CheckpointFile
@@ -114,8 +115,9 @@ FRESH_S = 0.25
 class Predictors:
     """Loads and probes models. The most recently used models stay in memory, up to a number of bytes."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, drawings: WorkQueue) -> None:
+        """`drawings` has the slots of images."""
+        self.settings, self._drawings = settings, drawings
         self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens)
         self._limiter = CapacityLimiter(LOOKUPS)
         self._looking: SharedTasks[Hashable, Any] = SharedTasks()
@@ -169,7 +171,9 @@ class Predictors:
             )
             if output_format == "json":
                 return await self.batcher.prepare(lambda: probe_json(probed, request))
-            return await self.batcher.prepare(lambda: probe_image(probed, request, output_format))
+            # No other thread waits for matplotlib: those of `prepare` also read texts and write answers.
+            async with self._drawings.slot():
+                return await self.batcher.prepare(lambda: probe_image(probed, request, output_format))
 
     def _find(self, find: Callable[[], RunFolder]) -> Predictor:
         try:

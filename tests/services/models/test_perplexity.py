@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,21 @@ def test_errors_name_what_is_wrong(
     error = response.json()
     assert (error["code"], error["data"] | data) == (code, error["data"])
     assert len(error["detail"]) < 1000
+
+
+def test_an_answer_has_limited_values_of_tokens_and_measures_equal_models_once(prose: ProseStore) -> None:
+    cope, absolute = prose.cope[0], prose.absolute[0]
+    body = {"tokens": [[5] * 10, [6] * 6], "top": 2, "log_probabilities": True, "token_labels": True}  # 64 values
+    with serving(prose.settings(max_scored_values=3 * 64)) as client:
+        results = ask(client, models=[cope, absolute, cope], **body)
+        assert [result["run_id"] for result in results] == [cope, absolute, cope]
+        assert results[0] == results[2]
+        scored = re.search(r"^cope_inference_scored_tokens_total (\S+)", client.get("/metrics").text, re.MULTILINE)
+        assert scored is not None
+        assert float(scored[1]) == 2 * 14
+        error = ask(client, 413, models=[cope] * 4, **body)
+        assert (error["code"], error["data"]) == ("too_large", {"values": 64, "limit": 48})
+        assert len(ask(client, models=[cope] * 32, tokens=body["tokens"])) == 32  # totals have no limit
 
 
 def test_runs_that_are_not_finished_have_no_model(client: httpx.Client, sample: SampleStore) -> None:

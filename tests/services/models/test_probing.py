@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import httpx
 import numpy as np
 import pytest
+from cope_services.http import settings
 from cope_services.models import probing
 
 from cope_sweep.inference import Predictor
@@ -157,12 +158,21 @@ def test_pictures_that_cannot_be_drawn(client: httpx.Client, sample: SampleStore
     assert (error["code"], error["data"]) == ("too_large", {"heads": 2, "limit": 1})
 
 
+def test_pictures_wait_for_a_slot_of_drawings(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "LIMITS", {**settings.LIMITS, "drawings": settings.Limit(0, 0, 5)})
+    with serving(sample.settings()) as client:
+        assert ask(client, sample.ids[0])["heads"]
+        error = picture(client, sample.ids[0], 429, params={"format": "png"}).json()
+    assert (error["code"], error["data"]["work"]) == ("too_many_requests", "drawings")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "data"),
     [
         ({"tokens": [10**300]}, "token_out_of_range", {"position": 0}),
         ({"layers": [1]}, "no_such_layer", {"value": 1, "largest": 0}),
         ({"matrices": ["keys"]}, "invalid_request", {"keys": ["body.matrices[0]"]}),
+        ({"marks": {"x" * 101: [0]}}, "invalid_request", {}),
         ({"marks": {"own": [8]}}, "no_such_token", {"marks": "own", "value": 8, "largest": 7}),
         ({"text": "1 _"}, "invalid_request", {"keys": ["body"]}),
         ({"tokens": None}, "invalid_request", {"keys": ["body"]}),
