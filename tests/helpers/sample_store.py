@@ -16,6 +16,7 @@ from typing import IO
 
 import httpx
 import uvicorn
+from cope_services.http.app import create_app
 from cope_services.http.server import configuration, listen
 from cope_services.http.settings import Settings
 
@@ -131,7 +132,7 @@ def build(root: Path) -> SampleStore:
 def serving(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the application, over HTTP."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(configuration(settings))
+    server = uvicorn.Server(configuration(create_app(settings)))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

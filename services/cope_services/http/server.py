@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from cope_services.http.access import KeysFile, is_loopback, is_wildcard
 from cope_services.http.app import create_app
@@ -52,12 +53,17 @@ def serve(settings: Settings) -> int:
         if settings.access_log:
             _log_requests()
         sys.setswitchinterval(SWITCH_S)
-        server = uvicorn.Server(configuration(settings))
-        others = [signum for signum in TERMINATION if signum != signal.SIGTERM]
-        terminating = handling(others, lambda signum, frame: signal.raise_signal(signal.SIGTERM))
-        with terminating, suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
-            server.run(sockets=[listener])
+        run_until_signal(create_app(settings), listener)
     return 0
+
+
+def run_until_signal(app: ASGIApp, listener: socket.socket) -> None:
+    """Answer requests until a signal asks for an end: return after SIGINT; otherwise end the process with SIGTERM."""
+    server = uvicorn.Server(configuration(app))
+    others = [signum for signum in TERMINATION if signum != signal.SIGTERM]
+    terminating = handling(others, lambda signum, frame: signal.raise_signal(signal.SIGTERM))
+    with terminating, suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
+        server.run(sockets=[listener])
 
 
 def browser_url(host: str, port: int) -> str:
@@ -68,10 +74,10 @@ def browser_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if is_ipv6 else f"http://{host}:{port}"
 
 
-def configuration(settings: Settings) -> uvicorn.Config:
+def configuration(app: ASGIApp) -> uvicorn.Config:
     """Uvicorn's configuration, with uvloop except on Windows."""
     return uvicorn.Config(
-        create_app(settings),
+        app,
         loop="auto",
         http=LimitedHttpProtocol,
         ws="none",

@@ -7,11 +7,10 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
-import uvicorn
 from anyio import run
 from anyio.to_thread import run_sync
 from mcp.server.lowlevel import Server
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp
 from cope_services.http.access import AllowedHosts, ApiKey, Authentication, KeysFile, ReadOnlyKeyError, is_loopback
 from cope_services.http.app import components_of
 from cope_services.http.middleware import BodyLimit, Refusals, SecurityHeaders
-from cope_services.http.server import browser_url, check_api_keys, listen
+from cope_services.http.server import browser_url, check_api_keys, listen, run_until_signal
 from cope_services.http.settings import Settings
 from cope_services.mcp import resources
 from cope_services.mcp.actions import Check, PlanSweep, RunSweep, StopSweep, WaitForSweep
@@ -33,7 +32,7 @@ from cope_services.mcp.training import Allowance, Training, TrainingNotAllowedEr
 from cope_sweep import __version__
 from cope_sweep.config.explain import invalid_request
 from cope_sweep.errors import UserError
-from cope_sweep.signals import STOP, TERMINATION, handling
+from cope_sweep.signals import STOP, handling
 
 LOG = logging.getLogger("cope_services.mcp")
 PATH = "/mcp"
@@ -182,16 +181,7 @@ class AgentServer:
         with listen(settings.host, settings.port) as listener:
             check_api_keys(settings)
             sys.stderr.write(f"{browser_url(settings.host, listener.getsockname()[1])}{PATH}  (stop with Ctrl-C)\n")
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    self.application(), log_level="warning", access_log=False, proxy_headers=False, ws="none",
-                    server_header=False, timeout_graceful_shutdown=5,
-                )
-            )  # fmt: skip
-            others = [signum for signum in TERMINATION if signum != signal.SIGTERM]
-            terminating = handling(others, lambda signum, frame: signal.raise_signal(signal.SIGTERM))
-            with terminating, suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
-                server.run(sockets=[listener])
+            run_until_signal(self.application(), listener)
 
 
 def _described(tool: Tool) -> types.Tool:

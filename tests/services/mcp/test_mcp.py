@@ -6,7 +6,9 @@ import base64
 import json
 from typing import Any
 
+import httpx
 import pytest
+from cope_services.http.protocol import MAX_HEAD_BYTES
 from cope_services.mcp.answers import MAX_TOKENS, token_bound
 from cope_services.mcp.questions import QUESTIONS
 from cope_services.mcp.server import AgentServer
@@ -54,6 +56,7 @@ def test_over_http(sample: SampleStore) -> None:
     with over_http(sample) as address:
         for mode in MODES:
             _check_first(with_client(address, _first_questions, mode))
+        assert httpx.get(address, headers={"x-field": "a" * MAX_HEAD_BYTES}).status_code == 431
 
 
 def test_every_tool_says_what_it_does_and_what_its_arguments_mean(server: AgentServer) -> None:
