@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from cope_services.mcp.questions import Start, Tool, arguments_of, text_page
 from cope_services.mcp.training import Training
 from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.requests import SweepRequest, UnicodeText
+from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries.progress import ProgressTracker
@@ -181,7 +183,10 @@ class WaitForSweep(Tool):
         if progress.status in ACTIVE:
             lines.append(f"next: wait(sweep_id={progress.sweep_id})")
         else:
-            lines.append(f"next: get_sweep(sweep_id={progress.sweep_id}), get_table(name={progress.ablation})")
+            sweep = await run_sync(components.queries.ask, GetSweep(sweep_id=progress.sweep_id))
+            table: dict[str, object] = {"name": sweep.ablation, "scale": sweep.scale, "set": sweep.sets}
+            given = ", ".join(f"{name}={json.dumps(value)}" for name, value in table.items() if value)
+            lines.append(f"next: get_sweep(sweep_id={progress.sweep_id}), get_table({given})")
         return text_page(lines)
 
 

@@ -40,8 +40,8 @@ def token_bound(text: str) -> int:
     return tokens
 
 
-def page(lines: Sequence[str], start: int = 0, after: str = "") -> str:
-    """The lines from `start` on that fit, and how to get the others.
+def page(lines: Sequence[str], start: int = 0, after: str = "", address: str = "") -> str:
+    """The lines from `start` on that fit, and how to get the others: by an argument, or at `address`, if it has one.
 
     A page that begins within a table repeats the table's head. `after` is the last line of the last page: how to get
     what is not in `lines`. Raises QueryError if there is no such line.
@@ -66,7 +66,8 @@ def page(lines: Sequence[str], start: int = 0, after: str = "") -> str:
         shown.append(line)
         left -= cost
         end += 1
-    more = f"next: start={end} ({len(lines) - end} more lines)" if end < len(lines) else after
+    next_start = f"{address}?start={end}" if address else f"start={end}"
+    more = f"next: {next_start} ({len(lines) - end} more lines)" if end < len(lines) else after
     return "\n".join([*shown, *([more] if more else [])])
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import getdoc
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from anyio.to_thread import run_sync
 from mcp_types import ContentBlock, ImageContent, TextContent
@@ -83,7 +83,13 @@ class Asked(Tool):
     """A question as a tool: its description, its limits, and its answer in Markdown."""
 
     def __init__(
-        self, question: type[Question[Any]], shown: Sequence[str] = (), hidden: Sequence[str] = (), *, committed: bool
+        self,
+        question: type[Question[Any]],
+        shown: Sequence[str] = (),
+        hidden: Sequence[str] = (),
+        further: Mapping[str, Any] = {},
+        *,
+        committed: bool,
     ) -> None:
         """Create the tool.
 
@@ -91,13 +97,14 @@ class Asked(Tool):
             question: The question.
             shown: The fields of the answer to show; none: all.
             hidden: Fields of the question that agents do not need, such as options of LaTeX.
+            further: Name → type and default of fields that agents get instead of hidden ones.
             committed: Whether it may be asked of the results that come with the ablation files.
         """
         self.question, self.shown = question, shown
         self.name = re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower()  # as the operation in OpenAPI
         self.description = getdoc(question) or ""
-        further: dict[str, Any] = {"committed": (Committed, False)} if committed else {}
-        self.arguments = arguments_of(question, hidden, {**further, "start": (Start, 0)})
+        where = {"committed": (Committed, False)} if committed else {}
+        self.arguments = arguments_of(question, hidden, {**further, **where, "start": (Start, 0)})
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
         fields = {name: value for name, value in arguments if name in self.question.model_fields}
@@ -175,8 +182,11 @@ class AskedFigure(Asked):
     def content(self, queries: Queries, question: GetFigure, start: int) -> list[ContentBlock]:
         if question.format == "csv":
             return text_page(queries.ask(question).decode().splitlines(), start)
-        image = queries.ask(question.model_copy(update={"format": "png"}))
+        image = queries.ask(question)
         return [ImageContent(data=base64.b64encode(image).decode(), mime_type="image/png")]
+
+
+ImageOrData = Annotated[Literal["png", "csv"], Field(description="csv: the data behind the figure.")]
 
 
 def _without_padding(text: str) -> str:
@@ -200,7 +210,7 @@ QUESTIONS: tuple[Asked, ...] = (
         ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis"),
         committed=True,
     ),
-    AskedFigure(GetFigure, hidden=("size",), committed=True),
+    AskedFigure(GetFigure, hidden=("size", "format"), further={"format": (ImageOrData, "png")}, committed=True),
     Asked(GetMissing, ("missing", "command", "rows", "row", "runs"), committed=False),
     AskedRuns(ListRuns, committed=False),
     Asked(GetDiff, committed=False),
@@ -259,8 +269,8 @@ class AskedProbe(Tool):
     name = "probe"
     description = (
         "How the gates of each head of a finished run's model tell marked tokens from the others, on one sequence: "
-        "mean gate of both, AUC and share. With `image`, heatmaps of at most 8 heads as well; choose them by `layers` "
-        "and `heads`."
+        "mean gate of both, AUC and share. With `load`, also what its position logits do. With `image`, heatmaps of at "
+        "most 8 heads as well; choose them by `layers` and `heads`."
     )
 
     def __init__(self) -> None:
@@ -286,6 +296,14 @@ class AskedProbe(Tool):
         lines = [f"run: {probed.run_id}", f"tokens: {json.dumps(probed.labels[:64], ensure_ascii=False)}", ""]
         columns = ("layer", "head", "encoding", "mark", "gate on", "gate off", "AUC", "share")
         lines += table_lines(columns, rows) if rows else ["no encoding of this model has gates"]
+        loads = [
+            [head.layer, head.head, encoding.kind, load.position, load.content, load.load, load.beyond, load.explained]
+            for head in probed.heads
+            for encoding in head.encodings
+            if (load := encoding.load) is not None
+        ]
+        columns = ("layer", "head", "encoding", "position logits", "content logits", "load", "beyond", "explained")
+        lines += ["", *table_lines(columns, loads)] if loads else []
         content = text_page(lines, arguments.start)
         if arguments.image:
             async with time_limit(components):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from cope_sweep.errors import NotFoundError
 SCHEME = "cope-sweep://"
 JSON, MARKDOWN, YAML = "application/json", "text/markdown", "application/yaml"
 Schema = Mapping[str, Any]
+_PAGE = re.compile(r"(.*?)(?:\?start=(\d{1,9}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Kind:
     description: str
     mime_type: str
     text: Callable[[Components, str], str]
-    """Its text, by the name in the braces. Raises UserError."""
+    """Its text, by the name in the braces. Raises UserError. Markdown is read in pages, files are read whole."""
     names: Callable[[Components], Sequence[str]] | None = None
     """The names that are listed, as resources of their own; None: the client finds them elsewhere."""
 
@@ -63,7 +65,8 @@ def _list(schemas: Sequence[Schema]) -> str:
         [_kind(each), each["description"].partition("\n")[0], ", ".join(_default(*field) for field in _fields(each))]
         for each in schemas
     ]
-    return page([*table_lines(("kind", "what it is", "fields"), rows), "", "More about one: append /KIND to the URI."])
+    lines = [*table_lines(("kind", "what it is", "fields"), rows), "", "More about one: append /KIND to the URI."]
+    return "\n".join(lines)
 
 
 def _default(name: str, schema: Schema) -> str:
@@ -78,7 +81,7 @@ def _details(schemas: Sequence[Schema], kind: str) -> str:
     schema = by_kind[kind]
     lines = [f"# {kind}", "", *schema["description"].splitlines(), ""]
     lines += [f"- {_default(name, value)}: {value.get('description', '')}" for name, value in _fields(schema)]
-    return page(lines)
+    return "\n".join(lines)
 
 
 def _ablation(components: Components, name: str) -> str:
@@ -89,8 +92,7 @@ def _committed(components: Components, named: str) -> str:
     name, _, scale = named.partition(".")
     detail = components.committed.ask(GetAblation(name=name, scale=scale or None))
     question = GetTable(name=name, scale=scale or None, format="markdown", compare=detail.reference)
-    text = components.committed.ask(question).decode()
-    return page(text.splitlines(), after=f"next: get_table with committed=true, name={name}, scale={scale}")
+    return components.committed.ask(question).decode()
 
 
 def _committed_names(components: Components) -> list[str]:
@@ -141,13 +143,19 @@ def templates() -> list[ResourceTemplate]:
 
 
 def read(components: Components, uri: str) -> tuple[str, str]:
-    """The text of a resource, and its media type. Names are only compared. Raises UserError."""
-    path = uri.removeprefix(SCHEME)
+    """The text of a resource, and its media type. `?start=17` is the next page. Names are only compared.
+
+    Raises UserError.
+    """
+    address, start = _PAGE.fullmatch(uri).groups()  # type: ignore[union-attr]  # every text matches
+    path = address.removeprefix(SCHEME)
     for kind in KINDS:
         stem, braces, _ = kind.path.partition("{")
         is_it = path.startswith(stem) and len(path) > len(stem) if braces else path == stem
-        if uri.startswith(SCHEME) and is_it:
-            return kind.text(components, path.removeprefix(stem)), kind.mime_type
+        is_paged = kind.mime_type == MARKDOWN
+        if uri.startswith(SCHEME) and is_it and (is_paged or start is None):
+            text = kind.text(components, path.removeprefix(stem))
+            return page(text.splitlines(), int(start or 0), address=address) if is_paged else text, kind.mime_type
     raise NotFoundError(
         f"no resource {uri[:200]!r}; choose one of: {', '.join(SCHEME + kind.path for kind in KINDS)}", uri=uri[:200]
     )

@@ -75,9 +75,7 @@ def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
     return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale, wanted.set)
 
 
-async def measure(
-    predictors: Predictors, predictor: Predictor, request: PerplexityRequest, max_values: int
-) -> bytes:
+async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest, max_values: int) -> bytes:
     """The perplexity of one model: a ModelPerplexity as JSON, with at most `max_values` values of single tokens.
 
     Raises the errors of `compare`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import httpx
@@ -11,12 +12,15 @@ import pytest
 from cope_services.http.protocol import MAX_HEAD_BYTES
 from cope_services.mcp.answers import MAX_TOKENS, token_bound
 from cope_services.mcp.questions import QUESTIONS
+from cope_services.mcp.resources import encodings
 from cope_services.mcp.server import AgentServer
 from mcp import Client
+from mcp.shared.exceptions import MCPError
 from mcp_types import ImageContent
 
 from tests.helpers.sample_store import CLAIM, TINY, SampleStore
-from tests.services.mcp.agents import agent_server, answer, call, over_http, over_stdio, with_client
+from tests.helpers.sweeps import end_sweep, write_sweep
+from tests.services.mcp.agents import agent_server, answer, call, code, over_http, over_stdio, with_client
 
 READING = {"perplexity", "probe", "check", "plan", "wait", *(asked.name for asked in QUESTIONS)}
 
@@ -124,6 +128,8 @@ def test_a_figure_is_an_image(server: AgentServer) -> None:
     (content,) = call(server, "get_figure", name="tiny", figure="curves").content
     assert isinstance(content, ImageContent)
     assert base64.b64decode(content.data).startswith(b"\x89PNG")
+    assert "step" in answer(server, "get_figure", name="tiny", figure="curves", format="csv")
+    assert code(call(server, "get_figure", name="tiny", figure="curves", format="svg")) == "invalid_request"
 
 
 def test_models(server: AgentServer, sample: SampleStore) -> None:
@@ -133,6 +139,17 @@ def test_models(server: AgentServer, sample: SampleStore) -> None:
     probed = call(server, "probe", run=run_id, tokens=[14, 3, 14, 7, 15, 3, 7], image=True)
     assert not probed.is_error
     assert [content.type for content in probed.content] == ["text", "image"]
+    assert "| load |" not in probed.content[0].text
+    assert "| load |" in answer(server, "probe", run=run_id, tokens=[14, 3, 14, 7, 15, 3, 7], load=True)
+
+
+def test_the_table_of_a_sweep_with_a_scale_and_sets(own_sample: SampleStore) -> None:
+    store, sets = own_sample.store, ["train.lr=1e-3", 'task.kind="x, y"']
+    record = end_sweep(store, write_sweep(store, own_sample.plan, scale="longer", sets=sets))
+    told = answer(agent_server(own_sample), "wait", sweep_id=record.sweep_id)
+    assert told.endswith(
+        f'next: get_sweep(sweep_id={record.sweep_id}), get_table(name="tiny", scale="longer", set={json.dumps(sets)})'
+    )
 
 
 def test_a_check_names_line_key_and_what_is_meant(server: AgentServer) -> None:
@@ -171,3 +188,20 @@ def test_resources(server: AgentServer) -> None:
     assert read("cope-sweep://ablations/tiny").startswith("title: Selective copy")
     for uri in listed - {"cope-sweep://schema"}:
         assert token_bound(read(uri)) <= MAX_TOKENS
+
+
+def test_resources_have_pages(server: AgentServer) -> None:
+    def read(uri: str) -> str:
+        result = with_client(server.server, lambda client: client.read_resource(uri))
+        return result.contents[0].text
+
+    shown, pages = read("cope-sweep://encodings"), 1
+    kinds = re.findall(r"^\| (\w+) \|", shown, re.MULTILINE)
+    while more := re.search(r"^next: (cope-sweep://encodings\?start=\d+) \(\d+ more lines\)\Z", shown, re.MULTILINE):
+        shown, pages = read(more[1]), pages + 1
+        kinds += re.findall(r"^\| (\w+) \|", shown, re.MULTILINE)[1:]  # without the head
+    assert pages > 1
+    assert kinds == ["kind", *(each["properties"]["kind"]["const"] for each in encodings())]
+    for uri in ("cope-sweep://encodings?start=9999", "cope-sweep://encodings?start=x", "cope-sweep://schema?start=1"):
+        with pytest.raises(MCPError):
+            read(uri)
