@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
+from cope_sweep.sweep.leases import LEASE_S, RENEWAL_S
 from tests.helpers.sample_store import TINY, serving
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
@@ -112,6 +113,17 @@ def test_every_metric_of_sweeps_is_shown_or_watched(scraped):
     used = {metric for query in QUERIES.values() for metric, _, _ in selectors(promql_parser.parse(query))}
     prefixes = ("cope_runs", "cope_sweeps", "cope_heartbeat", "cope_nodes", "cope_index", "cope_disk")
     assert {name for name in scraped.labels if name.startswith(prefixes)} <= used
+
+
+def test_a_late_heartbeat_is_seen_before_its_leases_end():
+    """Afterwards the sweep reads as interrupted, and the metric no longer counts it."""
+    rule = RULES["HeartbeatLate"]
+    threshold_s = float(rule["expr"].rpartition(">")[2])
+    assert 3 * RENEWAL_S < threshold_s <= LEASE_S - 3 * RENEWAL_S
+    assert "for" not in rule  # no value stays above the threshold for longer than the rest of a lease
+    assert f"After {LEASE_S:.0f} s" in rule["annotations"]["description"]
+    [panel] = [panel for panel in PANELS if "cope_heartbeat" in panel["targets"][0]["expr"]]
+    assert f"expire {LEASE_S:.0f} s after" in panel["description"]
 
 
 def test_alerts_say_what_to_do():
