@@ -180,6 +180,7 @@ class GetPlan(Question[PlanCost]):
     """
 
     PATH = "/ablations/{name}/plan"
+    FROM_INDEX = False  # estimates depend on what else the machine computes
 
     name: AblationName
     scale: Scale = None

@@ -182,7 +182,7 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
-OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/docs", "/documents", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
 OPEN_FOLDERS = ("/docs/", "/documents/", "/static/")
 """Paths that need no key: health checks, and the files of the web page, the documentation and the documents."""
 

@@ -67,14 +67,19 @@ class AnswerCache:
         etag = await self._etag(request)
         # A weak ETag, because compression changes the bytes of the same answer.
         headers = {"etag": f'W/"{etag}"', "cache-control": "no-cache", "vary": "Accept"}
-        if matches_etag(request.headers.get("if-none-match"), etag):
-            return Response(status_code=304, headers=headers)
+        unchanged = Response(status_code=304, headers=headers)
+        known = request.headers.get("if-none-match")
+        is_any_known = parse_etags(known).star_tag  # `*`: only an answer shows that there is one
+        if matches_etag(known, etag) and not is_any_known:
+            return unchanged
         answer = self._cached.get(etag) or await self._running.get(etag, lambda: make(request))
         if answer.status_code != 200:
             return answer
         # No single answer drives most of the others out.
         if len(answer.body) <= MAX_CACHE_BYTES // 4:
             self._cached[etag] = answer
+        if is_any_known:
+            return unchanged
         return Response(answer.body, headers=headers, media_type=answer.headers["content-type"])
 
     async def _etag(self, request: Request) -> str:

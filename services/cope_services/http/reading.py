@@ -217,8 +217,8 @@ def router_of(
 ) -> APIRouter:
     """A route for each question: a GET of its path. The fields that are not in the path are the query's.
 
-    `errors` are the statuses with which answers from the index and the ablation files may fail, and `further` are
-    parameters of the query that are no fields: name → type and default.
+    `errors` are the statuses with which answers may fail, and `further` are parameters of the query that are no fields:
+    name → type and default.
     """
     router = APIRouter(tags=[tag], dependencies=[READ])
     for question in questions:
@@ -227,7 +227,7 @@ def router_of(
         options: dict[str, Any] = {
             "name": re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower(),  # `get_table`, for the operation's id
             "description": getdoc(question),
-            "responses": {304: {}, **error_responses(*errors)} if question.FROM_INDEX else {},
+            "responses": error_responses(*errors) | ({304: {}} if question.FROM_INDEX else {}),
             "dependencies": [WithETag, *in_path] if question.FROM_INDEX else in_path,
             "route_class_override": cached(question.WORK) if question.FROM_INDEX else limited(question.WORK),
         }

@@ -49,6 +49,16 @@ def test_what_is_polled_has_an_etag_and_answers_head(client: httpx.Client, sampl
     assert client.head(f"{API}/ablations/none").status_code == 404
 
 
+def test_any_version_is_unchanged_only_where_there_is_one(client: httpx.Client) -> None:
+    paths = {"/ablations": 304, "/ablations/nope": 404, "/runs?nope=1": 422}
+    for path, status in paths.items():
+        assert client.get(API + path, headers={"if-none-match": "*"}).status_code == status, path
+
+
+def test_a_plan_depends_on_the_load_of_the_machine_too(client: httpx.Client) -> None:
+    assert "etag" not in client.get(f"{API}/ablations/tiny/plan").headers
+
+
 @pytest.mark.parametrize("path", FROM_FILES)
 def test_an_answer_from_files_of_runs_has_no_etag(client: httpx.Client, sample: SampleStore, path: str) -> None:
     """They change without the index."""

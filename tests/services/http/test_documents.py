@@ -57,6 +57,7 @@ def test_documents_need_no_key_as_the_page_needs_none(own_sample: SampleStore) -
     KeysFile(settings.keys_file).create("ada")
     with serving(settings) as client:
         assert client.get("/documents/docs/tutorial.html").status_code == 200
+        assert client.get("/documents", follow_redirects=True).text == PAGE
         assert client.get("/api/v1/version").status_code == 401
 
 
