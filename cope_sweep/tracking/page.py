@@ -76,6 +76,6 @@ def _answer(uri: str, method: str, path: str, **content: Any) -> dict[str, Any]:
 
 
 def _shown(uri: str) -> str:
-    """The URL of a server without its credentials."""
-    parts = urlsplit(uri)
+    """The URL under which people reach a server, without credentials: $COPE_SWEEP_MLFLOW_PAGE, else its own."""
+    parts = urlsplit(os.environ.get("COPE_SWEEP_MLFLOW_PAGE", "").rstrip("/") or uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -186,6 +186,11 @@ def test_addresses_are_those_of_services_and_their_ports():
     assert "--address=ray-head:6379" in commands["ray-worker"]
 
 
+def test_links_to_mlflow_lead_through_the_proxy():
+    host = SERVICES["proxy"]["environment"]["MLFLOW_HOST"]
+    assert SERVICES["service"]["environment"]["COPE_SWEEP_MLFLOW_PAGE"] == f"https://{host}"
+
+
 def test_prometheus_reads_services_at_the_ports_of_their_metrics():
     jobs = {each["job_name"]: each for each in load(DEPLOY / "monitoring" / "prometheus.yml")["scrape_configs"]}
     assert jobs["service"]["static_configs"] == [{"targets": ["service:8000"]}]

@@ -212,6 +212,9 @@ def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services():
     environment = {each["name"]: each.get("value") for each in service["env"]}
     assert environment["COPE_SWEEP_RAY_ADDRESS"] == f"http://{CLUSTER['metadata']['name']}-head-svc:8265"
     settings = one(BASE, "ConfigMap", "cope-sweep")["data"]
+    forwarded = environment["COPE_SWEEP_MLFLOW_PAGE"].removeprefix("http://")
+    assert forwarded in settings["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert f"port-forward service/mlflow {forwarded.partition(':')[2]}" in GUIDE
     assert settings["MLFLOW_TRACKING_URI"].removeprefix("http://") in addresses
     assert set(settings["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")) >= {"mlflow:5000", "localhost:5000"}
     for cluster in (CLUSTER["spec"], SERVICE["spec"]["rayClusterConfig"]):
@@ -269,6 +272,7 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest():
     assert allowed("submit", "head", 8265)
     assert not allowed("submit", "head", 6379)
     assert allowed("service", "head", 8265)  # submits sweeps
+    assert allowed("service", "mlflow", ports["mlflow"])  # finds pages of runs
     assert not allowed("service", "head", 6379)
     assert not allowed("service", "redis", ports["redis"])
     assert not allowed("submit", "mlflow", ports["mlflow"])

@@ -170,6 +170,8 @@ def test_a_run_that_a_server_has_leads_to_its_page(store, plan, server_uri, monk
         assert page == shown
         assert stub.seen[-1][1] == "Basic bWU6c2VjcmV0"
         assert mlflow_run_page(store, plan.runs[1].run_id) is None
+        monkeypatch.setenv("COPE_SWEEP_MLFLOW_PAGE", "https://me:secret@mlflow.example/")  # through a proxy
+        assert mlflow_run_page(store, plan.runs[0].run_id) == shown.replace(stub.url, "https://mlflow.example")
 
 
 @pytest.mark.slow
