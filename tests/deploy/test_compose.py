@@ -52,6 +52,16 @@ def test_the_gpus_are_reserved_for_the_worker_alone(schema):
     assert "--num-gpus" not in " ".join(SERVICES[name]["command"])  # Ray finds those that the container has
 
 
+def test_whatever_reads_texts_has_the_folder_of_corpora():
+    """The hub cannot be reached from inside."""
+    for name in ("ray-head", "ray-worker", "service"):
+        [mount] = [each for each in SERVICES[name]["volumes"] if isinstance(each, dict)]
+        assert SERVICES[name]["environment"]["COPE_SWEEP_DATA"] == mount["target"]
+        assert (mount["type"], mount["read_only"]) == ("bind", True)
+        [default] = variables(mount).values()
+        assert default.replace("./", "deploy/") in GUIDE.read_text()
+
+
 def test_what_services_name_is_defined_and_every_definition_is_used():
     used = {"secrets": set(), "configs": set(), "volumes": set(), "networks": set()}
     for service in SERVICES.values():
