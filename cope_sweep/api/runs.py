@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel, Field
 
 from cope_sweep.api.question import Answer, Question, RunIdOrPrefix, Scale, Sets, option
-from cope_sweep.records import RunPage, RunRecord, Status
+from cope_sweep.records import RunPage, RunRecord, Status, Value
 
 RUN_PREFIX = re.compile(r"[0-9a-f]{4,15}")
 """The first digits of a run's id."""
@@ -244,6 +244,9 @@ class RunDetail(RunRecord):
     """All information about a run."""
 
     spec: dict[str, Any] | None = Field(default=None, description="The resolved configuration.")
+    values: dict[str, Value] = Field(
+        default={}, description="The values of its configuration and facts, under the keys that filters have."
+    )
     state: dict[str, Any] = Field(default={}, description="Attempt, worker, and the traceback of a failure.")
     facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
     result: dict[str, Any] | None = Field(default=None, description="The content of result.json, if it is finished.")

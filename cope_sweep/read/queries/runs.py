@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from cope_sweep.api.runs import RUN_PREFIX, Attempt, Failure, ListRuns, RunDetail, RunLog
 from cope_sweep.config import Plan, RunSpec
+from cope_sweep.config.keys import flatten
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in
 from cope_sweep.read.queries.unknown import no_run
@@ -139,8 +140,9 @@ def run_detail(store: Store, files: AblationFiles | None, run_id: str, *, with_c
     spec = spec_file.get("spec")
     if not spec and planned is not None:
         spec = planned.model_dump(mode="json")
+    values = dict(flatten((spec or {}) | {"facts": record.facts}))
     return RunDetail(
-        **dict(place_run(record, places)) | {"spec": spec},
+        **dict(place_run(record, places, values)) | {"spec": spec},
         example=_example(json.dumps(spec)) if spec else None,
         state=state | {"status": record.status} if state else {},
         result=(readable(lambda: document("result")) or None) if record.status == "finished" else None,

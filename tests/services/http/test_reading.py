@@ -127,6 +127,10 @@ def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     assert run["spec"] == sample.plan.runs[0].model_dump(mode="json")
     assert run["metrics"] == sample.store.run(sample.ids[0]).result["metrics"]
     assert run["facts"]["parameters"] > 0
+    expected = {"model.position": "cope", "train.betas": "0.9,0.999", "facts.parameters": run["facts"]["parameters"]}
+    assert run["values"] | expected == run["values"]
+    found = get(client, "/runs", filter=[f"model.position={run['values']['model.position']}", "seed=0"])["runs"]
+    assert [each["run_id"] for each in found] == [run["run_id"]]
     assert run["curve"] == sample.store.run(sample.ids[0]).curve()
     assert get(client, f"/runs/{sample.ids[0]}?curve=false")["curve"] == []
     [attempt] = run["attempts"]
