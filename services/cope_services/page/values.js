@@ -4,24 +4,6 @@ import { integer, moment, number, plain } from "./format.js";
 
 const TIMES = new Set(["created_ms", "updated_ms"]);
 
-/** {"model.layers": 2, …} of a nested configuration, under the keys that filters have. */
-export function flatten(value, prefix = "") {
-  return Object.entries(value ?? {}).flatMap(([key, each]) => {
-    const name = prefix ? `${prefix}.${key}` : key;
-    if (Array.isArray(each)) return items(name, each);
-    return each !== null && typeof each === "object" ? flatten(each, name) : [[name, each]];
-  });
-}
-
-/** A list as one text, and the fields of its encodings by their kind, or by their place where several have this kind. */
-function items(name, list) {
-  const kinds = list.map((item) => item?.kind);
-  const isOnly = (kind) => kinds.indexOf(kind) === kinds.lastIndexOf(kind);
-  const fields = ({ kind, ...rest }, i) => flatten(rest, `${name}.${isOnly(kind) ? kind : i}`);
-  const text = list.map((item) => item?.kind ?? plain(item)).join(" + ") || "none";
-  return [[name, text], ...list.flatMap((item, i) => (item?.kind ? fields(item, i) : []))];
-}
-
 /** The value of a key for a run of `GET /runs`; undefined if it has none. */
 export function valueOf(run, key) {
   if (run.values && key in run.values) return run.values[key];

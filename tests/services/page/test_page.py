@@ -390,6 +390,14 @@ def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) 
 
 
 @pytest.mark.thorough
+def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) -> None:
+    page = visitor.open(f"runs/{site.sample.ids[0]}?tab=configuration", ".groups")
+    configuration = page.locator(".groups").inner_text().splitlines()
+    assert {"betas\t0.9,0.999", "position\tcope", "seed\t0"} <= set(configuration)
+    assert not any("facts" in line for line in configuration)
+    assert "parameters" in page.locator(".factgrid").inner_text()
+
+
 def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
     page = visitor.open(f"runs?sel={short_ids(*ids)}", ".comparison .uplot canvas")

@@ -5,7 +5,7 @@ import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
 import { bytes, count, duration, integer, moment, number } from "../format.js";
 import { change, link } from "../route.js";
 import { badge, hasEnded, progressOf } from "../status.js";
-import { flatten, shown } from "../values.js";
+import { shown } from "../values.js";
 
 const TAIL = 500; // lines of a log
 const FACTS = {
@@ -15,6 +15,7 @@ const FACTS = {
   wall_s: ["wall time", duration],
   tokens_per_s: ["tokens per second", (value) => count(Math.round(value))],
 };
+const FACT = "facts."; // the beginning of keys of facts
 const REASONS = { failed: "The run failed", stopped: "The run was stopped" };
 
 /** A table of names and values. */
@@ -61,10 +62,14 @@ export function head(run) {
   ];
 }
 
+/** The values of the configuration, or those of the facts: [[key, value], …]. */
+const valuesOf = (run, areFacts) => Object.entries(run.values).filter(([key]) => key.startsWith(FACT) === areFacts);
+
 export function facts(run) {
-  const found = flatten(run.facts).map(([key, value]) =>
-    FACTS[key] ? [FACTS[key][0], FACTS[key][1](value)] : [key.replaceAll("_", " "), shown(key, value)],
-  );
+  const found = valuesOf(run, true).map(([name, value]) => {
+    const key = name.replace(FACT, "");
+    return FACTS[key] ? [FACTS[key][0], FACTS[key][1](value)] : [key.replaceAll("_", " "), shown(key, value)];
+  });
   if (!found.length) return empty(hasEnded(run.status) ? "The run ended without facts." : "They appear when the run is finished.");
   const list = definitions(found);
   list.classList.add("factgrid");
@@ -73,11 +78,11 @@ export function facts(run) {
 
 export function configuration(run) {
   if (!run.spec) return empty("The configuration of this run cannot be read.");
-  const groups = Map.groupBy(flatten(run.spec), ([key]) => (key.includes(".") ? key.split(".")[0] : "run"));
+  const groups = Map.groupBy(valuesOf(run, false), ([key]) => (key.includes(".") ? key.split(".")[0] : "run"));
   const group = ([name, rows]) =>
     h("section", {},
       h("h3", {}, name),
-      pairs(name, rows.map(([key, value]) => [key.replace(`${name}.`, ""), value === null ? "null" : shown(key, value)])),
+      pairs(name, rows.map(([key, value]) => [key.replace(`${name}.`, ""), shown(key, value)])),
     );
   return [h("h2", { class: "hidden" }, "Configuration"), h("div", { class: "groups" }, [...groups].map(group))];
 }

@@ -5,7 +5,7 @@ import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
 import { change, current, idsIn, link, shortId, shortIds } from "../route.js";
 import { badge } from "../status.js";
-import { flatten, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
+import { resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { compareRuns } from "./compare_runs.js";
 import { columnChooser, filters } from "./run_filters.js";
 
@@ -176,8 +176,7 @@ export function runs(root) {
     const rows = new Map(known.map((run) => [run.row ?? run.run_id, run.run_id]));
     const fresh = [...rows].filter(([row]) => !learned.has(row)).slice(0, ROWS_WITH_KEYS);
     const details = await Promise.all(fresh.map(([, id]) => get(at(["runs", id], { curve: false }))));
-    const values = details.flatMap((each) => [...flatten(each.spec), ...flatten(each.facts, "facts")]);
-    keys = [...new Set([...keys, ...values.filter(([, value]) => value !== null).map(([key]) => key)])];
+    keys = [...new Set([...keys, ...details.flatMap((each) => Object.keys(each.values))])];
     if (finished.length) fresh.forEach(([row]) => learned.add(row));
   }
 
