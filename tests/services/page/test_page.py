@@ -428,6 +428,36 @@ def test_values_that_differ_are_listed_by_row_beside_a_link_to_mlflow(visitor: V
     assert page.get_by_role("link", name="in MLflow").count() == 0  # this ablation is in no MLflow
 
 
+def test_a_comparison_is_read_again_after_a_failure_and_when_runs_go_on(visitor: Visitor, site: Site) -> None:
+    answers = [{"status": 500, "json": {"detail": "no curves"}}]
+    visitor.page.route("**/api/v1/curves?*", lambda route: route.fulfill(**answers[0]) if answers else route.fallback())
+    steps = [10]
+
+    def with_step(route: Route) -> None:
+        answer = route.fetch()
+        content = answer.json()
+        for run in content["runs"]:
+            run["step"] = steps[-1]
+        route.fulfill(response=answer, json=content, headers=answer.headers | {"etag": f'"{steps[-1]}"'})
+
+    visitor.page.route("**/api/v1/runs?*limit=1000*", with_step)
+    page = visitor.open(f"runs?sel={short_ids(site.curves.rows[0].runs[0].run_id)}", ".comparison .bad")
+    assert "no curves" in page.locator(".comparison .bad").inner_text()
+    answers.clear()
+    refresh = "() => dispatchEvent(new Event('routechange'))"
+    page.evaluate(refresh)
+    page.wait_for_selector(".comparison .uplot canvas")
+    asked = sum("/curves?" in url for url in visitor.requests)
+    page.evaluate(refresh)  # nothing is new
+    page.wait_for_timeout(200)
+    assert sum("/curves?" in url for url in visitor.requests) == asked
+    steps.append(20)
+    with page.expect_request("**/api/v1/curves?*"):
+        page.evaluate(refresh)
+    assert [each for each in visitor.problems if "500" not in each] == []
+    visitor.problems.clear()
+
+
 def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
     page = visitor.open("ablations/curves", ".uplot canvas")
     page.get_by_label("beside it").select_option("train/loss")

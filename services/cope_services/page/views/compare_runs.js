@@ -98,10 +98,8 @@ export function compareRuns(container) {
     return { charts, metrics: metrics.map((each) => [each, each]) };
   }
 
-  /** Read all that is compared; returns a function that draws it. */
-  async function load(ids, keys, params) {
-    const found = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
-    const runs = named(found.runs.filter((run) => run.status !== "pending")); // which have nothing to compare
+  /** Read what is drawn of runs; returns a function that draws it. */
+  async function load(runs, keys, params) {
     const [{ charts, metrics }, others] = await Promise.all([chartsOf(runs, params), mlflow(runs)]);
     return () => {
       replace(links, others);
@@ -116,20 +114,29 @@ export function compareRuns(container) {
     async refresh({ params, keys }) {
       const chosen = idsIn(params, "sel");
       const ids = chosen.slice(0, MOST);
-      const state = JSON.stringify([ids, keys, CHOICES.map((each) => params.getAll(each))]);
-      if (state === drawn) return;
       if (!ids.length) {
         panels.close();
         replace(container);
-      } else {
-        const draw = await load(ids, keys, params).catch((error) => () => {
+        drawn = "";
+        return;
+      }
+      let [state, draw] = ["", null];
+      try {
+        const found = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
+        state = JSON.stringify([found, keys, CHOICES.map((each) => params.getAll(each))]);
+        if (state === drawn) return;
+        const runs = named(found.runs.filter((run) => run.status !== "pending")); // which have nothing to compare
+        draw = await load(runs, keys, params);
+      } catch (error) {
+        state = ""; // it is read again
+        draw = () => {
           replace(curves, h("p", { class: "bad" }, error.message));
           replace(values);
-        });
-        if (!whole.isConnected) replace(container, whole);
-        note.textContent = chosen.length > MOST ? `The first ${integer(MOST)} of ${plural(chosen.length, "chosen run")}.` : "";
-        draw();
+        };
       }
+      if (!whole.isConnected) replace(container, whole);
+      note.textContent = chosen.length > MOST ? `The first ${integer(MOST)} of ${plural(chosen.length, "chosen run")}.` : "";
+      draw();
       drawn = state;
     },
   };
