@@ -16,6 +16,14 @@ class ApiError extends Error {
   }
 }
 
+/** The server does not respond. */
+export class Unreachable extends Error {}
+
+/** Tell a lost connection, for which fetch() has a TypeError, from an error in a script of the page. */
+function lost(error) {
+  throw error instanceof TypeError ? new Unreachable(error.message) : error;
+}
+
 export const key = {
   get: () => sessionStorage.getItem(KEY),
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
@@ -24,11 +32,11 @@ export const key = {
 /** The URL of a path of the service: `/api/v1/runs` is below the page, which a proxy may have put below a prefix. */
 export const urlOf = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
 
-/** fetch() with the key. Throws an ApiError for an error of the service, a TypeError if the server does not respond. */
+/** fetch() with the key. Throws an ApiError for an error of the service, Unreachable if the server does not respond. */
 async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key.get()) headers.set("Authorization", `Bearer ${key.get()}`);
-  const response = await fetch(urlOf(path), { ...options, headers });
+  const response = await fetch(urlOf(path), { ...options, headers }).catch(lost);
   if (response.ok || response.status === 304) return response;
   const problem = await response.json().catch(() => ({}));
   if (response.status === 401) dispatchEvent(new CustomEvent("unauthorised", { detail: problem.detail }));
@@ -43,7 +51,7 @@ export async function text(path, { signal } = {}) {
   const before = bodies.get(path);
   const response = await request(path, { signal, headers: before ? { "If-None-Match": before.etag } : {} });
   if (response.status === 304) return before.text;
-  const body = await response.text();
+  const body = await response.text().catch(lost);
   const etag = response.headers.get("ETag");
   bodies.delete(path);
   if (etag) bodies.set(path, { etag, text: body });
@@ -64,7 +72,7 @@ async function send(method, path, body, signal) {
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body ?? {}),
   });
-  const answer = await response.text();
+  const answer = await response.text().catch(lost);
   return answer ? JSON.parse(answer) : null;
 }
 

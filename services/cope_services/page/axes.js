@@ -64,7 +64,8 @@ function decades(low, high) {
   return result.length > 2 ? result : ticks(10 ** low, 10 ** high, 4);
 }
 
-function extent(values) {
+/** The least and the greatest value. As arguments of Math.min, 100,000 values would exceed the stack. */
+export function extent(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
   return [low, high];

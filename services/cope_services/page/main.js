@@ -1,6 +1,6 @@
 // Opens the view that the address names, and opens another when the address changes.
 
-import { key } from "./api.js";
+import { key, Unreachable } from "./api.js";
 import { empty, h, marked } from "./dom.js";
 import { poll, REFRESH_MS } from "./poll.js";
 import { current, link } from "./route.js";
@@ -32,23 +32,26 @@ let asked = false; // whether this key was refused, and the dialog opened for it
 let open = null; // {at, view, poller}
 
 function report(error) {
-  const answered = error.status !== undefined;
   live.className = "offline";
-  live.textContent = answered ? `${error.status}: ${error.message}` : "The server does not respond. Trying again …";
-  if (!(error instanceof TypeError) && !answered) console.error(error);
-  if (!open.drawn) showError(error, answered);
+  if (error.status !== undefined) live.textContent = `${error.status}: ${error.message}`;
+  else if (error instanceof Unreachable) live.textContent = "The server does not respond. Trying again …";
+  else {
+    live.textContent = `An error of this page: ${error.message}`;
+    console.error(error);
+  }
+  if (!open.drawn) showError(error);
 }
 
-function showError(error, answered) {
+function showError(error) {
   open.root.replaceChildren(
     h("div", { class: "error", role: "alert" },
       h("h1", {},
         error.status === 404 ? "Not found" : error.status === 401 ? "This server requires an API key" : "This view cannot be shown",
       ),
       h("p", {},
-        answered
-          ? error.message
-          : marked("The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself."),
+        error instanceof Unreachable
+          ? marked("The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself.")
+          : error.message,
       ),
       h("p", {},
         error.status === 401

@@ -1,9 +1,18 @@
 // The address: #/ablations/flip_flop?scale=small&metric=…. All state that is worth sharing is in it.
 
+/** A part of a path; as it is written if it has a `%` that begins no escape. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** {path: ["ablations", "flip_flop"], params: URLSearchParams} of the present address. */
 export function current() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { path: path.split("/").filter(Boolean).map(decodeURIComponent), params: new URLSearchParams(query) };
+  return { path: path.split("/").filter(Boolean).map(decoded), params: new URLSearchParams(query) };
 }
 
 /** The parts of a path, and parameters: "runs/ID?tab=logs". Empty values are left out, and lists are repeated. */

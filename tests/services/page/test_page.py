@@ -662,6 +662,64 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
         assert visitor.problems == []
 
 
+def test_home_draws_many_points_and_tells_its_own_errors_from_a_lost_server(visitor: Visitor) -> None:
+    def running(route: Route) -> None:
+        answer = route.fetch()
+        listed = [each | {"counts": {"running": 1}} for each in answer.json() if each["name"] == "tiny"]
+        route.fulfill(json=listed)
+
+    curves = {"metrics": ["train/loss"], "rows": [{"series": [{"points": [[i, 1 / (i + 1)] for i in range(130_000)]}]}]}
+    visitor.page.route("**/api/v1/ablations", running)
+    visitor.page.route("**/api/v1/ablations/tiny/curves?*", lambda route: route.fulfill(json=curves))
+    page = visitor.open("ablations", "svg.spark path")
+    assert page.locator("#live").inner_text().startswith("updated")
+
+    visitor.page.route("**/api/v1/ablations", lambda route: route.fulfill(json={}))
+    page = visitor.open("ablations", ".error")
+    assert "does not respond" not in page.locator("body").inner_text()
+    assert page.locator("#live").inner_text().startswith("An error of this page: ")
+    assert any("TypeError" in each for each in visitor.problems)
+    visitor.problems.clear()
+
+    visitor.page.route("**/api/v1/ablations", lambda route: route.abort())
+    page = visitor.open("ablations", ".error")
+    assert page.locator("#live").inner_text() == "The server does not respond. Trying again …"
+    assert [each for each in visitor.problems if "ERR_FAILED" not in each] == []
+    visitor.problems.clear()
+
+
+def test_an_address_with_a_stray_percent_sign_is_not_found(visitor: Visitor) -> None:
+    for address in ("runs/%", "%"):
+        page = visitor.open(address, ".error")
+        assert page.locator(".error h1").inner_text() == "Not found"
+    assert [each for each in visitor.problems if "404" not in each] == []
+    visitor.problems.clear()
+
+
+def test_rows_with_the_names_of_other_choices_are_compared_with(
+    context: BrowserContext, site: Site, tmp_path: Path
+) -> None:
+    sample = site.sample.copy_to(tmp_path / "copy")
+    text = (sample.ablations / "curves.yaml").read_text()
+    text = text.replace("CoPE: [cope], Absolute: [absolute], RoPE: [rope]", "CoPE: [cope], none: [], paper: [rope]")
+    published = "published: [{match: {model.position: CoPE}, values: {in_dist/token_error: 1.0}, source: Table 9}]\n"
+    (sample.ablations / "named.yaml").write_text(text + published)
+    with serving(sample.settings()) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/named", ".tables table")
+        choice = page.get_by_label("verdicts against")
+        assert choice.locator("option").all_inner_texts() == ["nothing", "CoPE", "none", "paper"]
+        for name, compare in (("none", "compare=none"), ("paper", "compare=paper"), ("nothing", None)):
+            with page.expect_response("**/table?*") as answer:
+                choice.select_option(label=name)
+            assert (compare is None) == ("compare" not in answer.value.url)
+            assert compare is None or compare in answer.value.url
+            page.wait_for_function(
+                f"() => document.querySelector('[data-key=\"verdicts against\"]').selectedOptions[0].text === '{name}'"
+            )
+        assert visitor.problems == []
+
+
 def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
     page = visitor.open("ablations", "ul.ablations")
     page.get_by_label("Search ablations").fill("tiny table 1")
@@ -688,6 +746,10 @@ def test_what_was_tried_is_asked_on_home_and_answered_from_all_ablations(visitor
     page.get_by_role("alert").get_by_text("similar keys: model.position").wait_for()
     page.locator(".view-tried .ask input").fill("model.position=fox")
     page.keyboard.press("Enter")
+    page.get_by_text("No run matches.").wait_for()
+    page.evaluate("() => { location.hash = '#/tried'; }")
+    page.get_by_text("Ask for a key and its values").wait_for()
+    page.go_back()
     page.get_by_text("No run matches.").wait_for()
     assert [each for each in visitor.problems if "422" not in each] == []
     visitor.problems.clear()

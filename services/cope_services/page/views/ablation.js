@@ -7,7 +7,7 @@ import { askedSize, badge, dot, progress, scaleName, scaleOptions, setsOptions, 
 import { claimsTable } from "./claims.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
-import { resultsTable } from "./results_table.js";
+import { PAPER, resultsTable } from "./results_table.js";
 import { canSubmit, trainForm } from "./train.js";
 
 const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
@@ -32,18 +32,19 @@ function claimsSection(claims) {
   );
 }
 
-/** The table, compared as the address says, or as its report is: against `detail.reference`. */
-async function loadTable(detail, { scale, sets }, asked, committed) {
+/** The table, compared as the address says (with `alone`: not at all), or as its report is: against `detail.reference`. */
+async function loadTable(detail, { scale, sets }, params, committed) {
   const own = committed ? null : detail.reference; // committed results are compared as their report is
-  const known = asked === "none" || asked === detail.reference || detail.plan.some(({ row }) => row === asked);
-  const against = known ? asked : own;
-  const compare = against === "none" ? null : against;
-  const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, set: sets, compare, committed }));
-  return { table, against: against ?? table.compared?.against ?? "none", canPaper: hasPublished(table) };
+  const asked = params.get("compare");
+  const known = asked === PAPER || asked === detail.reference || detail.plan.some(({ row }) => row === asked);
+  const compare = known ? asked : own;
+  const against = params.has("alone") ? "" : compare;
+  const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, set: sets, compare: against, committed }));
+  return { table, against: against ?? table.compared?.against ?? "", canPaper: hasPublished(table) };
 }
 
 /** Show the runs of another scale, or with other values: `size` are parameters of the address. */
-const choose = (size) => change({ ...size, open: null, row: null, compare: null, from: null });
+const choose = (size) => change({ ...size, open: null, row: null, compare: null, alone: null, from: null });
 const chooseScale = (scale) => choose({ scale, set: [] });
 
 function header(detail, { scale, sets }, tab, pages, mlflowUrl) {
@@ -121,7 +122,7 @@ export function ablation(root, name) {
   async function results(detail, size, params, committed) {
     const { scale, sets } = size;
     let notice = committed ? COMMITTED : "";
-    const load = () => loadTable(detail, size, params.get("compare"), committed);
+    const load = () => loadTable(detail, size, params, committed);
     const loaded = await load().catch((error) => {
       if (!committed || error.status !== 409) throw error;
       committed = null; // stale or damaged

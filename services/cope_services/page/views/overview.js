@@ -1,6 +1,7 @@
 // Home: the ablations that are trained here, what the committed results say about the paper's claims, and the library.
 
 import { at, get } from "../api.js";
+import { extent } from "../axes.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, number, plural, withMinus } from "../format.js";
 import { change, link } from "../route.js";
@@ -74,8 +75,7 @@ function sparkline(rows) {
   const series = rows.flatMap((row) => row.series).map(({ points }) => points.filter(([, value]) => Number.isFinite(value)));
   const points = series.flat();
   if (points.length < 2) return null;
-  const range = (values) => [Math.min(...values), Math.max(...values)];
-  const [[, last], [low, high]] = [range(points.map(([step]) => step)), range(points.map(([, value]) => value))];
+  const [[, last], [low, high]] = [extent(points.map(([step]) => step)), extent(points.map(([, value]) => value))];
   const x = (step) => ((step / last) * WIDTH).toFixed(1);
   const y = (value) => (HEIGHT - 1 - ((value - low) / (high - low || 1)) * (HEIGHT - 2)).toFixed(1);
   const path = (each) => each.map(([step, value], i) => `${i ? "L" : "M"}${x(step)} ${y(value)}`).join("");

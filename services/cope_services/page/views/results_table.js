@@ -256,13 +256,14 @@ function groupTable(label, rows, context) {
   );
 }
 
-/** What the rows are compared with: [[value of `compare`, text], …]. */
+/** The published numbers, as a value of `compare`: for the service, too, a row of this name comes first. */
+export const PAPER = "paper";
+
+/** What the rows are compared with: [[value of `compare`, text], …]; the value is empty for nothing. */
 function references({ table, detail, against, canPaper }) {
-  const options = [
-    ["none", "nothing"],
-    ...(canPaper ? [["paper", "the paper"]] : []),
-    ...table.rows.map((row) => [row.row, row.row]),
-  ];
+  const rows = table.rows.map((row) => [row.row, row.row]);
+  const paper = canPaper && !rows.some(([name]) => name === PAPER) ? [[PAPER, "the paper"]] : [];
+  const options = [["", "nothing"], ...paper, ...rows];
   for (const key of [detail.reference, against])
     if (key && !options.some(([known]) => known === key)) options.push([key, key.replace("=", " = ")]);
   return options;
@@ -288,7 +289,7 @@ export function resultsTable(container) {
     replace(controls.lastChild,
       h("span", { class: "note" }, kept.length < table.rows.length ? `${kept.length} of ${plural(table.rows.length, "row")}` : plural(kept.length, "row")),
       select("rows", orders, params.get("sort") === "file" ? "file" : "", (sort) => change({ sort: sort || null, order: null })),
-      select("verdicts against", references(context), against, (value) => change({ compare: value })),
+      select("verdicts against", references(context), against, (value) => change({ compare: value, alone: !value })),
       downloads,
     );
     replace(tables,

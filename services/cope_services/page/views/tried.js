@@ -53,7 +53,12 @@ export function tried(root) {
       }
       if (!field.contains(document.activeElement)) field.elements.q.value = q;
       const [values, ...filter] = q.split(/\s+/).filter(Boolean);
-      if (!values) return replace(found, empty(`Ask for a key and its values, then conditions: \`${EXAMPLE}\`.`));
+      if (!values) {
+        return part("found", "", () => {
+          replace(controls);
+          replace(found, empty(`Ask for a key and its values, then conditions: \`${EXAMPLE}\`.`));
+        });
+      }
       const metric = params.get("metric");
       let answer;
       try {
