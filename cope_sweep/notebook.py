@@ -151,12 +151,11 @@ def probe(
     model = predictor(ablation, store, row=row, seed=seed)
     task = model.run.task
     found = probing.probe(model, probing.split_sequences(task, None, 0)[0] if tokens is None else tokens, layers, heads)
-    tokenizer = model.tokenizer if model.reads_text else None
-    marks = probing.token_marks(task, found.tokens_T, tokenizer)
+    marks = probing.token_marks(model, found.tokens_T)
     return DrawnProbe(
         found.tokens_T,
         found.layers,
-        labels=probing.token_labels(task, found.tokens_T, tokenizer),
+        labels=probing.token_labels(model, found.tokens_T),
         marks=marks,
         statistics=probing.head_statistics(model, [found.tokens_T], [marks], layers=layers, heads=heads),
         run_id=model.run.run_id,

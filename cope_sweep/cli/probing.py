@@ -31,8 +31,8 @@ def score_checkpoint(
     predictor = Predictor.load(folder)
     if isinstance(text_or_tokens, str) and predictor.reads_text:
         return asdict(predictor.text_perplexity(text_or_tokens, context=context, stride=stride))
-    if isinstance(text_or_tokens, str):  # of labels
-        text_or_tokens = [predictor.vocabulary.encode(text_or_tokens).tolist()]
+    if isinstance(text_or_tokens, str):
+        text_or_tokens = [predictor.encode(text_or_tokens).tolist()]
     return asdict(predictor.perplexity(text_or_tokens, context=context, stride=stride))
 
 
@@ -63,10 +63,9 @@ def probe_checkpoint(
     if tokens is None and text is None:
         ids_of_sequences = split_sequences(run.task, split, index, count)
     else:
-        ids_of_sequences = [tokens if tokens is not None else predictor.text_tokens(text or "").tolist()]
+        ids_of_sequences = [tokens if tokens is not None else predictor.encode(text or "").tolist()]
     sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in ids_of_sequences]
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
-    marks_of = [token_marks(run.task, tokens_T, tokenizer) for tokens_T in sequences]
+    marks_of = [token_marks(predictor, tokens_T) for tokens_T in sequences]
     selected = [
         _select_marks(marks, known_marks, tokens_T) for known_marks, tokens_T in zip(marks_of, sequences, strict=True)
     ]
@@ -160,7 +159,7 @@ def _write_files(
 
     run = predictor.run
     matrices = probe(predictor, tokens_T, layers or None, heads or None)
-    labels = token_labels(run.task, tokens_T, predictor.tokenizer if predictor.reads_text else None)
+    labels = token_labels(predictor, tokens_T)
     if html:
         title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"
         html.write_text(page(matrices, labels, marks, statistics, title=title), encoding="utf-8")

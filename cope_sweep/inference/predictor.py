@@ -149,6 +149,13 @@ class Predictor:
             raise TokensError("the text is empty; give at least one character", code="empty_text")
         return np.concatenate(([self.tokenizer.end_of_text], TextVocabulary(self.tokenizer).encode(text)))
 
+    def encode(self, text: str) -> np.ndarray:
+        """As `text_tokens`; of a model without a tokenizer, the ids of labels of its task's tokens: `_ 3 _ 7 > 3 7`.
+
+        Raises TokensError, also for what is no label; CheckpointError.
+        """
+        return self.text_tokens(text) if self.reads_text else self.vocabulary.encode(text)
+
     def text_units(self, tokens_T: np.ndarray) -> tuple[int, int]:
         """Words and bytes of the tokens of a text, without the first token, as `text_tokens` returns them."""
         units = self.tokenizer.units(tokens_T[None, :-1], tokens_T[None, 1:], np.ones((1, len(tokens_T) - 1), bool))

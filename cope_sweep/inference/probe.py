@@ -71,7 +71,6 @@ from cope_sweep.model import CheckpointError, check_reach
 from cope_sweep.model.load import HeadLoad, has_logits, head_loads, seen_keys
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.tasks import IGNORED, Task
-from cope_sweep.text import TextTokenizer
 
 # -- matrices ----------------------------------------------------------------------------------------------------------
 
@@ -352,20 +351,20 @@ _PATTERNS = {
 }
 
 
-def token_marks(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
+def token_marks(predictor: Predictor, tokens_T: np.ndarray) -> dict[str, np.ndarray]:
     """Mark name → whether each token is marked: bool, shape (T,).
 
-    The marks come from the task, and from the text if there is a tokenizer.
+    The marks come from the task, and from the text if the model has a tokenizer. Raises CheckpointError.
     """
-    marks = {} if tokenizer is None else text_marks(tokenizer.pieces(tokens_T.tolist()))
-    return marks | task.marks(tokens_T)
+    marks = text_marks(predictor.tokenizer.pieces(tokens_T.tolist())) if predictor.reads_text else {}
+    return marks | predictor.run.task.marks(tokens_T)
 
 
-def token_labels(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> list[str]:
-    """The text of each token. The end-of-text token is `¶`; an incomplete character is `�`."""
-    if tokenizer is None:
-        return [task.token_label(token) for token in tokens_T.tolist()]
-    return [piece.decode(errors="replace") or "¶" for piece in tokenizer.pieces(tokens_T.tolist())]
+def token_labels(predictor: Predictor, tokens_T: np.ndarray) -> list[str]:
+    """The text of each token. The end-of-text token is `¶`; an incomplete character is `�`. Raises CheckpointError."""
+    if not predictor.reads_text:
+        return [predictor.run.task.token_label(token) for token in tokens_T.tolist()]
+    return [piece.decode(errors="replace") or "¶" for piece in predictor.tokenizer.pieces(tokens_T.tolist())]
 
 
 def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:

@@ -120,6 +120,13 @@ def test_only_the_first_tokens_and_one_query(command, sample):
     assert heads("--tokens", "1 2 3", "--seen-by", "0")[0]["position_max"] < 1
 
 
+def test_a_text_of_labels_is_probed_as_its_token_ids(command, sample):
+    by_labels, by_ids = (json.loads(command(sample.cope, *words, "--json")[0]) for words in (
+        ("--text", "_ 0 > 0"), ("--tokens", "4 0 5 0"),
+    ))  # fmt: skip
+    assert by_labels == by_ids
+
+
 def test_a_model_without_gates_has_attention(command, sample, tmp_path):
     assert json.loads(command(sample.none, "--json")[0])["heads"] == []
     out, _ = command(sample.none, "--html", "none.html")
@@ -133,7 +140,7 @@ def test_a_model_without_gates_has_attention(command, sample, tmp_path):
         (["--tokens", "1 x"], "invalid_option", {"option": "--tokens", "value": "1 x"}),
         (["--tokens", "1", "--split", "dense"], "conflicting_options", {}),
         (["--tokens", "1", "--text", "a"], "conflicting_options", {}),
-        (["--text", "hello"], "no_tokenizer", {}),
+        (["--text", "hello"], "unknown_label", {}),
         (["--file", "none.txt"], "no_such_file", {"file": "none.txt"}),
         (["--mark", "newline"], "unknown_mark", {"mark": "newline", "allowed": ["data", "blank", "marker"]}),
         (["--mark", "own=x"], "invalid_option", {"value": "x"}),

@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given, settings
@@ -70,7 +71,8 @@ def test_marks_and_labels_of_a_text():
     task = WikiText(corpus="small", tokens=16, vocabulary=300)
     ids_T = np.concatenate(([tokenizer.end_of_text], tokenizer.encode([WIKITEXT + "é"])[0])).astype(int)
     pieces = tokenizer.pieces(ids_T.tolist())
-    labels, marks = token_labels(task, ids_T, tokenizer), token_marks(task, ids_T, tokenizer)
+    predictor = SimpleNamespace(run=SimpleNamespace(task=task), reads_text=True, tokenizer=tokenizer)
+    labels, marks = token_labels(predictor, ids_T), token_marks(predictor, ids_T)
     assert labels[0] == "¶"
     assert "".join(labels[1:]).startswith(WIKITEXT)
     assert {name: on.tolist() for name, on in marks.items()} == {
@@ -83,6 +85,10 @@ def test_marks_and_labels_of_a_text():
 
 def test_labels_of_tasks():
     copy = SelectiveCopy(tokens=2, blanks=2, dense_blanks=1, sparse_blanks=4, vocabulary=6)
-    assert token_labels(copy, np.arange(6)) == ["0", "1", "2", "3", "_", ">"]
-    assert token_labels(FlipFlop(pairs=5), np.arange(5)) == ["0", "1", "w", "i", "r"]
-    assert token_labels(Counting(), np.array([0, 11, 12, 13, 14])) == ["0", "pass;", "=", ";", "++;"]
+    for task, ids, labels in (
+        (copy, range(6), ["0", "1", "2", "3", "_", ">"]),
+        (FlipFlop(pairs=5), range(5), ["0", "1", "w", "i", "r"]),
+        (Counting(), [0, 11, 12, 13, 14], ["0", "pass;", "=", ";", "++;"]),
+    ):
+        predictor = SimpleNamespace(run=SimpleNamespace(task=task), reads_text=False)
+        assert token_labels(predictor, np.array(ids)) == labels

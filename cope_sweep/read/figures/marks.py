@@ -152,8 +152,7 @@ class HalfProbe:
     def of(cls, predictor: Predictor, shows: Collection[Show], sequences: Sequence[Sequence[int]]) -> HalfProbe:
         """Probe a model for some quantities over sequences of token ids."""
         tokens = [np.array(sequence) for sequence in sequences]
-        tokenizer = predictor.tokenizer if predictor.reads_text else None
-        marks = [token_marks(predictor.run.task, tokens_T, tokenizer) for tokens_T in tokens]
+        marks = [token_marks(predictor, tokens_T) for tokens_T in tokens]
         values: dict[Show, dict[LayerAndHead, list[np.ndarray]]] = {show: defaultdict(list) for show in shows}
         groups: dict[Show, list[np.ndarray]] = defaultdict(list)
         for sequence in sequences:
@@ -261,10 +260,9 @@ def controls_of(predictor: Predictor, figure: MarkedMaps, first: HalfProbe, seco
     """The controls of a figure; none if the model does not have what it shows."""
     if figure.show not in first.heads:
         return []
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
     mark = figure.mark or ""
     types = _frequent_types(mark, first, second)
-    labels = token_labels(predictor.run.task, np.array(types, dtype=np.int64), tokenizer) if types else []
+    labels = token_labels(predictor, np.array(types, dtype=np.int64)) if types else []
     candidates = [
         (TYPES, token, label, [[tokens_T == token for tokens_T in half.tokens] for half in (first, second)])
         for token, label in zip(types, labels, strict=True)

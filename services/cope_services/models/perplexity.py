@@ -114,13 +114,9 @@ def _sequences(
     reads = 0
     inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
     for index, item in enumerate(inputs):
-        units = None
-        if isinstance(item, str) and predictor.reads_text:
-            tokens_L = predictor.text_tokens(item)
-            units = predictor.text_units(tokens_L)
-        else:
-            ids = predictor.vocabulary.encode(item) if isinstance(item, str) else item
-            tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+        ids = predictor.encode(item) if isinstance(item, str) else item
+        tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+        units = predictor.text_units(tokens_L) if isinstance(item, str) and predictor.reads_text else None
         inputs_L, trained_L = predictor.trained(tokens_L)
         predictor.check_trained(trained_L, f"sequence {index}")
         width = context or len(tokens_L) - 1

@@ -52,9 +52,7 @@ def probed_tokens(predictor: Predictor, request: ProbeRequest) -> np.ndarray:
     """The token ids of the request, int64, shape (T,). Raises TokensError, CheckpointError."""
     if request.text is None:
         return validate_token_ids(request.tokens or [], predictor.vocabulary_size)
-    if predictor.reads_text:
-        return predictor.text_tokens(request.text)
-    return predictor.vocabulary.encode(request.text)
+    return predictor.encode(request.text)
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,14 @@ class ProbeResult:
     @property
     def labels(self) -> list[str]:
         """The text of each token."""
-        tokenizer = self.predictor.tokenizer if self.predictor.reads_text else None
-        return token_labels(self.predictor.run.task, self.probe.tokens_T, tokenizer)
+        return token_labels(self.predictor, self.probe.tokens_T)
 
 
 def probe_sequence(
     predictor: Predictor, request: ProbeRequest, tokens_T: np.ndarray, max_values: int, output_format: ProbeFormat
 ) -> ProbeResult:
     """Probe a model on the tokens of a request. Raises TooLargeError, InvalidError, ProbeError, CheckpointError."""
-    run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
+    run = predictor.run
     T = len(tokens_T)
     layers, heads = select_heads(run, request.layers, request.heads)
     # All matrices are computed, so matrices that the response leaves out count, too.
@@ -98,7 +95,7 @@ def probe_sequence(
             heads=len(layers) * len(heads),
             limit=MAX_DRAWN_HEADS,
         )
-    marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
+    marks = token_marks(predictor, tokens_T) if request.marks is None else _request_marks(request.marks, T)
     statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
     loads = loads_of_heads(predictor, [tokens_T], layers, heads) if request.load else []
     return ProbeResult(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks, loads)

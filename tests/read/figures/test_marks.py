@@ -284,9 +284,7 @@ def test_controls_are_the_same_procedure_for_other_tokens(predictor, monkeypatch
         assert [control.number for control in controls if control.kind == SHIFTED] == (
             [] if figure is blank else list(range(5))
         )
-        monkeypatch.setattr(
-            marks, "token_marks", lambda task, tokens_T, tokenizer: {"blank": tokens_T == min(expected)}
-        )
+        monkeypatch.setattr(marks, "token_marks", lambda predictor, tokens_T: {"blank": tokens_T == min(expected)})
         as_marks = [measure_heads(predictor, {"": figure}, half)[""] for half in (first_half, second_half)]
         monkeypatch.undo()
         monkeypatch.setattr(marks, "LEAST_MARKED", 3)

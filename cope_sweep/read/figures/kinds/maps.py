@@ -138,7 +138,7 @@ class Maps(FigureKind):
 
         predictor = Predictor.load(checkpoint)
         if text is not None:
-            return self.of_tokens(predictor, predictor.text_tokens(text)[: self.first])
+            return self.of_tokens(predictor, predictor.encode(text)[: self.first])
         chosen = chosen_head(predictor, self) if self.claim and self.heads == 1 else None
         if chosen is None:
             return self.of_tokens(predictor, self._sequence(predictor))
@@ -154,9 +154,8 @@ class Maps(FigureKind):
         task, mark = predictor.run.task, self.mark
         count = SEARCHED if self.index is None and mark else 1
         sequences = [tokens[: self.first] for tokens in split_sequences(task, self.split, self.index or 0, count)]
-        tokenizer = predictor.tokenizer if predictor.reads_text else None
         for tokens in sequences:
-            if mark is not None and np.any(token_marks(task, np.array(tokens), tokenizer).get(mark, False)):
+            if mark is not None and np.any(token_marks(predictor, np.array(tokens)).get(mark, False)):
                 return tokens
         return sequences[0]
 
@@ -175,8 +174,7 @@ class Maps(FigureKind):
 
         run = predictor.run
         tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
-        tokenizer = predictor.tokenizer if predictor.reads_text else None
-        labels, all_marks = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
+        labels, all_marks = token_labels(predictor, tokens_T), token_marks(predictor, tokens_T)
         if self.mark is not None and self.mark not in all_marks:
             raise FigureError(
                 f"no mark {self.mark!r}{suggest(self.mark, all_marks) or ': these tokens have no marks'}",
