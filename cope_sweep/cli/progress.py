@@ -20,7 +20,7 @@ from rich.text import Text
 from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.read.numbers import fixed, metric_text
-from cope_sweep.store import Event, Status, Store
+from cope_sweep.store import DONE, Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
 """Between two plain lines about a run, or about a sweep of a service, whose status does not change."""
@@ -55,7 +55,7 @@ class Board:
 
         Failed runs are pending, because a sweep tries them again, unless `leave_out` contains their status.
         """
-        kept = {"finished", "stopped", *({*leave_out} & {"failed"})}
+        kept = {*DONE, *({*leave_out} & {"failed"})}
         records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}

@@ -2,6 +2,7 @@
 
 from cope_sweep.records import (
     ACTIVE,
+    DONE,
     ENDED,
     STATUSES,
     SWEEP_ID,
@@ -24,7 +25,8 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "ENDED", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "ParquetStore",
+    "ACTIVE", "DONE", "ENDED", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease",
+    "ParquetStore",
     "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store",
     "StoreError", "Submission", "SweepPage", "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary",
     "new_sweep_id", "open_store", "read_submission", "write_submission",

@@ -29,11 +29,9 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.read.tables.runs import training_command
-from cope_sweep.store import RunRecord, Status, Store
+from cope_sweep.store import DONE, RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
-ENDED: tuple[Status, ...] = ("finished", "stopped")
-"""A repeated command does not train these runs again."""
 LEAST_LOAD = 0.5
 """From this load per core on, other programs are assumed to slow down training."""
 GPU_DEVICES = Path("/dev")
@@ -127,7 +125,7 @@ def plan_cost(
     plan: Plan,
     store: Store,
     *,
-    leave_out: Collection[Status] = ENDED,
+    leave_out: Collection[Status] = DONE,
     max_runs: int | None = None,
     start_s: float = RAY_START_S,
 ) -> PlanCost:

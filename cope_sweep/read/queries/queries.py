@@ -86,6 +86,7 @@ from cope_sweep.read.tables.verdicts import find_row
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
     ACTIVE,
+    DONE,
     QueryError,
     RunFolder,
     RunPage,
@@ -277,7 +278,7 @@ class Queries:
             lacking = [
                 MissingRun(**record.progress() | {"steps": run.train.steps}, seed=run.seed)
                 for record, run in records
-                if record.status not in ("finished", "stopped")
+                if record.status not in DONE
             ]
             if lacking:
                 rows.append(MissingRow(row=row.name, runs=lacking))

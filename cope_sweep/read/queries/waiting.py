@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cope_sweep.store import ACTIVE, RunRecord, Status, SweepSummary
+from cope_sweep.store import ACTIVE, DONE, RunRecord, Status, SweepSummary
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Waiting:
             if is_active:
                 return f"waits for the sweep {run.sweep_id}, which {does}"
             return f"the sweep {run.sweep_id} {does}"
-        has_ended = run.status in ("finished", "stopped") or (run.status == "failed" and is_own)
+        has_ended = run.status in DONE or (run.status == "failed" and is_own)
         if not is_active or has_ended or self._trains(run):
             return None
         if self.is_stopping:

@@ -27,7 +27,7 @@ from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
 from cope_sweep.read.tables.runs import FACT, Results, setting
-from cope_sweep.store import QueryError, RunRecord, Status
+from cope_sweep.store import ENDED, QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
 """With fewer tried values of a key, none counts as being at the edge."""
@@ -55,7 +55,7 @@ class Candidate:
     @property
     def ended(self) -> bool:
         """Whether all its runs have ended."""
-        return all(status in ("finished", "stopped", "failed") for status in self.statuses)
+        return all(status in ENDED for status in self.statuses)
 
     @property
     def score(self) -> float | None:

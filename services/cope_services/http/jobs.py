@@ -25,8 +25,8 @@ from cope_sweep.config.paths import check_paths
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
-from cope_sweep.read.queries.plans import ENDED, plan_cost
-from cope_sweep.store import ACTIVE, Budget, Store, Submission, open_store, read_submission
+from cope_sweep.read.queries.plans import plan_cost
+from cope_sweep.store import ACTIVE, DONE, Budget, Store, Submission, open_store, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
@@ -62,7 +62,7 @@ class SweepJobs:
     def preview(self, request: SweepRequest) -> PlanCost:
         """The cost of a sweep. Raises InvalidError, NotFoundError."""
         _, _, plan = self.planned(request)
-        left_out = {*ENDED, *request.leave_out}
+        left_out = {*DONE, *request.leave_out}
         return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
 
     def submit(self, sweep_id: str, request: SweepRequest) -> SweepState:
@@ -124,7 +124,7 @@ class SweepJobs:
         if (active := self._active_retry(sweep_id)) is not None:
             return active
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
-        if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
+        if not sum(number for status, number in counts.items() if status not in DONE):
             raise ConflictError(
                 f"sweep {sweep_id} has no run left to train: all are finished or were stopped early",
                 code="nothing_left",

@@ -49,8 +49,11 @@ export function summary(counts, { ended = false } = {}) {
   ].join(" · ");
 }
 
+/** Whether a sweep has not ended. */
+export const isActive = ({ status }) => ["pending", "running"].includes(status);
+
 /** The counts of a sweep with their names. */
-export const sweepSummary = ({ status, counts }) => summary(counts, { ended: !["pending", "running"].includes(status) });
+export const sweepSummary = (sweep) => summary(sweep.counts, { ended: !isActive(sweep) });
 
 /** The number of runs that a sweep which has ended has left. What a scheduler has stopped has ended. */
 export const left = (counts) => ["pending", "interrupted", "failed"].reduce((sum, status) => sum + (counts[status] ?? 0), 0);

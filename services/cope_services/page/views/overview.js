@@ -5,7 +5,7 @@ import { extent } from "../axes.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, number, plural, withMinus } from "../format.js";
 import { change, link } from "../route.js";
-import { askedSize, begun, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
+import { askedSize, begun, isActive, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
 import { claimsTable } from "./claims.js";
 import { verdictText } from "./results_table.js";
 import { askField } from "./tried.js";
@@ -248,7 +248,7 @@ export function overview(root) {
         );
         replace(library, rest.length > 0 && section("Library", { id: "library" }, h("ul", { class: "library" }, rest.map(shipped))));
       });
-      const now = running.sweeps.filter((each) => ["pending", "running"].includes(each.status));
+      const now = running.sweeps.filter(isActive);
       part("active", JSON.stringify(now), () =>
         replace(
           active,

@@ -5,11 +5,10 @@ import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
 import { REFRESH_MS } from "../poll.js";
 import { link } from "../route.js";
-import { badge, left, progress, sweepStatus, sweepSummary } from "../status.js";
+import { badge, isActive, left, progress, sweepStatus, sweepSummary } from "../status.js";
 import { learningCurves } from "./learning_curves.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
-const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
 const TROUBLED = ["failed", "interrupted"];
 
 /** A dialog that asks before something happens; resolves to true or false. */
@@ -91,7 +90,7 @@ export function sweep(root, id) {
   ];
 
   function buttons({ status, counts }) {
-    if (ACTIVE.includes(status)) {
+    if (isActive({ status })) {
       const stop = () => act("stop", STOP, "The sweep has been asked to stop. Its runs write checkpoints first.");
       return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
     }
@@ -115,7 +114,7 @@ export function sweep(root, id) {
 
   function drawHead(found) {
     // Of a sweep that is followed, the last event has the newest counts, which the tiles show, too.
-    if (!live.firstChild || !ACTIVE.includes(found.status)) drawCounts(found);
+    if (!live.firstChild || !isActive(found)) drawCounts(found);
     replace(actions, buttons(found));
     replace(
       head,
@@ -140,7 +139,7 @@ export function sweep(root, id) {
       if (!started) replace(root, head, live, failed, curves, list, written);
       started = true;
       part("head", JSON.stringify([found.status, found.counts, found.ended_ms]), () => drawHead(found));
-      if (ACTIVE.includes(found.status)) {
+      if (isActive(found)) {
         if (!listening) listen();
       } else {
         const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
