@@ -692,6 +692,7 @@ def test_an_address_with_a_stray_percent_sign_is_not_found(visitor: Visitor) -> 
     for address in ("runs/%", "%"):
         page = visitor.open(address, ".error")
         assert page.locator(".error h1").inner_text() == "Not found"
+    visitor.page.close()  # it asks again and again
     assert [each for each in visitor.problems if "404" not in each] == []
     visitor.problems.clear()
 
