@@ -395,6 +395,7 @@ def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) 
     configuration = page.locator(".groups").inner_text().splitlines()
     assert {"betas\t0.9,0.999", "position\tcope", "seed\t0"} <= set(configuration)
     assert not any("facts" in line for line in configuration)
+    page = visitor.open(f"runs/{site.sample.ids[0]}", ".factgrid")
     assert "parameters" in page.locator(".factgrid").inner_text()
 
 
