@@ -100,8 +100,8 @@ def sync(
             left = len(missing)
             if dry_run:
                 break
-            # Statuses first, which is quick: then nothing seems to be in training, also if the rest is interrupted. Those
-            # of new sweeps, too: their runs, which come before them, would create them as active.
+            # Statuses first, which is quick: then nothing seems to be in training, also if the rest is interrupted.
+            # Those of new sweeps, too: their runs, which come before them, would create them as active.
             log_each(partial(log, status_only=True), [item for item in missing if item in logged or item in sweeps])
             missing.sort(key=failed.__contains__)  # those that were refused keep no other from being sent
             errors = log_each(log, missing, stop=interrupted, on_logged=on_logged)
