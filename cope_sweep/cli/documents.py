@@ -372,18 +372,7 @@ def figure(
     of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
     if of_heads:
         wanted = ["maps"]
-    elif chosen_of_maps:
-        raise UserError(
-            f"{chosen_of_maps[0]} is an option of maps; add --kind maps, or leave it out",
-            code="no_effect",
-            option=chosen_of_maps[0].removeprefix("--"),
-        )
-    if output is not None and len(wanted) > 1:
-        raise UserError(
-            f"--output names one file, but {name} declares {', '.join(declared)}; choose one with --kind",
-            code="several_figures",
-            allowed=list(declared),
-        )
+    _check_options(name, wanted, output, [] if of_heads else chosen_of_maps)
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
     def write(file: IO[bytes], figure: str) -> None:
@@ -432,6 +421,22 @@ def figure(
     for made in files_written:
         line = f"{made['file']}: {size(made['bytes'])}"
         make_console().print(escaped(line), soft_wrap=True, highlight=False)
+
+
+def _check_options(name: str, wanted: Sequence[str], output: Path | None, without_effect: Sequence[str]) -> None:
+    """Raise UserError for options of maps that no figure takes, and for one file for several figures."""
+    if without_effect:
+        raise UserError(
+            f"{without_effect[0]} is an option of maps; add --kind maps, or leave it out",
+            code="no_effect",
+            option=without_effect[0].removeprefix("--"),
+        )
+    if output is not None and len(wanted) > 1:
+        raise UserError(
+            f"--output names one file, but {name} declares {', '.join(wanted)}; choose one with --kind",
+            code="several_figures",
+            allowed=list(wanted),
+        )
 
 
 def _is_checkpoint(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which commit a sweep records: that of this package's own working tree."""
+"""A sweep records the commit of this package's own working tree, and of no other."""
 
 import subprocess
 from pathlib import Path
