@@ -13,7 +13,7 @@ import shlex
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -206,14 +206,14 @@ class MLflowLogger:
         self._log(run, points, content.sweep_params(record), note | {f"{TAG}status": status})
 
     @_with_errors
-    def logged(self, sweep_id: str | None = None) -> dict[str, str]:
+    def logged(self, sweep_ids: Collection[str] | None = None) -> dict[str, str]:
         """Run or sweep → the state in which it is complete; "" if it is not, is there twice, or below another parent.
 
-        Those of all the store, or of one sweep.
+        Those of all the store, or of some sweeps.
         """
         states: dict[str, str] = {}
         parents: dict[str, str] = {}
-        for kind in ("sweep", "run"):
+        for kind, sweep_id in itertools.product(("sweep", "run"), (None,) if sweep_ids is None else sweep_ids):
             for run in self._search(kind, ID_TAG["sweep"], sweep_id):
                 tags, item = run.data.tags, run.data.tags.get(ID_TAG[kind])
                 if item is None:  # it was discarded

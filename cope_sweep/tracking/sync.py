@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cope_sweep.store import ACTIVE, Store, StoreError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.files import SweepFiles, no_files
@@ -67,7 +68,8 @@ def sync(
         store: The store.
         uri: The tracking URI.
         on_sending: Called after each run and sweep.
-        sweep_id: Send only this sweep and what it was to train.
+        sweep_id: Send only this sweep, what it was to train, and interrupted sweeps whose runs it reuses: a killed one
+            could not send its last runs.
         timeout_s: How long to try without sending anything.
         interrupted: Asked before each run; True ends the sync.
         dry_run: Only count.
@@ -76,7 +78,8 @@ def sync(
     Raises:
         TrackingError: The store was moved or copied, and its SQLite file was not made again.
     """
-    database, (runs, sweeps) = sqlite_file(uri), _ended(store, sweep_id)
+    sweep_ids = None if sweep_id is None else {sweep_id} | _interrupted_before(store, sweep_id)
+    database, (runs, sweeps) = sqlite_file(uri), _ended(store, sweep_ids)
     if not (runs or sweeps) or (dry_run and database is not None and not database.exists()):
         return Synced(0, len(runs) + len(sweeps), [])
     logger: MLflowLogger | None = None
@@ -94,7 +97,7 @@ def sync(
         errors: dict[str, str] = {}
         try:
             logger = logger or mlflow_logger(store, uri, files)
-            logged, (runs, sweeps) = logger.logged(sweep_id), _ended(store, sweep_id)
+            logged, (runs, sweeps) = logger.logged(sweep_ids), _ended(store, sweep_ids)
             # Runs first: the description of a sweep links those that it has reused.
             missing = [item for item, state in (runs | sweeps).items() if logged.get(item) not in (state, IN_TRASH)]
             left = len(missing)
@@ -148,16 +151,32 @@ def log_each(
     return errors
 
 
-def _ended(store: Store, sweep_id: str | None) -> tuple[dict[str, str], dict[str, str]]:
-    """The runs, and the sweeps, that have ended → their states: all of the store, or of one sweep."""
+def _interrupted_before(store: Store, sweep_id: str) -> set[str]:
+    """The interrupted sweeps that have trained runs which this sweep reuses, without those whose record is damaged."""
+    record = store.sweep(sweep_id)
+    trained_by = {row.sweep_id for row in store.index.records(record.reused if record else (), values=False).values()}
+    interrupted = {sweep.sweep_id for sweep in store.index.sweeps() if sweep.status == "interrupted"}
+    return {each for each in trained_by & interrupted if each is not None and _has_record(store, each)}
+
+
+def _has_record(store: Store, sweep_id: str) -> bool:
+    try:
+        return store.sweep(sweep_id) is not None
+    except DamagedError:
+        return False
+
+
+def _ended(store: Store, sweep_ids: Collection[str] | None) -> tuple[dict[str, str], dict[str, str]]:
+    """The runs, and the sweeps, that have ended → their states: all of the store, or of some sweeps."""
     sweeps = {sweep.sweep_id: sweep.status for sweep in store.index.sweeps()}
     run_ids: Iterable[str] = store.index.statuses()
-    if sweep_id is not None:
-        record = store.sweep(sweep_id)
-        run_ids = {run.run_id for run in record.runs}.difference(record.reused) if record else ()
+    if sweep_ids is not None:
+        records = [record for record in map(store.sweep, sweep_ids) if record is not None]
+        run_ids = set().union(*({run.run_id for run in each.runs}.difference(each.reused) for each in records))
     runs = {
         run_id: run_state(record)
         for run_id, record in store.index.records(run_ids, values=False).items()
         if record.status not in ACTIVE and sweeps.get(record.sweep_id or "") != "running"
     }
-    return runs, {key: status for key, status in sweeps.items() if status not in ACTIVE and sweep_id in (None, key)}
+    sent = sweeps if sweep_ids is None else sweeps.keys() & sweep_ids
+    return runs, {key: sweeps[key] for key in sent if sweeps[key] not in ACTIVE}

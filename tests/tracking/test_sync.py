@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.sync import MAX_FAILURES, sync
 from tests.helpers.finished_runs import fail, finish, plan_of
 from tests.helpers.sweeps import begin, end, end_sweep, stop, write_sweep
@@ -248,6 +249,28 @@ def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, uri):
     assert shared.tags["mlflow.parentRunId"] == sweep_of(uri, first).id
     assert shared.experiment != parent.experiment
     assert f"[CoPE, renamed · seed {seeds[0]}](#/runs/{shared.id})" in parent.tags["mlflow.note.content"]
+
+
+@SQLITE
+def test_a_sweep_sends_what_the_killed_sweep_before_it_could_not_send(store, plan, uri):
+    def train(run, sweep):
+        finish(store, run, METRICS)
+        row = read_run(store.run(run.run_id), sweep.sweep_id)
+        assert row is not None
+        store.index.write([row])
+
+    killed = write_sweep(store, plan, ttl_s=0.0)
+    finished, *rest = plan.runs
+    train(finished, killed)
+    again = write_sweep(store, plan, reused=[finished.run_id])
+    for run in rest:
+        train(run, again)
+    end_sweep(store, again)
+    assert sync(store, uri, sweep_id=again.sweep_id, timeout_s=0)[1:] == (0, [])
+    assert run_of(uri, finished).status == "finished"
+    assert sweep_of(uri, killed).status == "killed"
+    (store.root / "sweeps" / f"{killed.sweep_id}.json").write_text("{")
+    assert sync(store, uri, sweep_id=again.sweep_id, dry_run=True).left == 0
 
 
 @SQLITE
