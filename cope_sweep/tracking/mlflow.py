@@ -278,10 +278,15 @@ class MLflowLogger:
 
     def _discard(self, run: Run, kind: str) -> None:
         """Put a run into the trash, without the tag by which it is found, and delete its models."""
-        for model in self._models_of(run):
-            self._client.delete_logged_model(model.model_id)
+        self._delete_models(run)
         self._client.delete_tag(run.info.run_id, ID_TAG[kind])
         self._client.delete_run(run.info.run_id)
+        # Once more: the process that made the run may have made its model since. From now on it cannot link one.
+        self._delete_models(run)
+
+    def _delete_models(self, run: Run) -> None:
+        for model in self._models_of(run):
+            self._client.delete_logged_model(model.model_id)
 
     def _models_of(self, run: Run) -> Sequence[LoggedModel]:
         """The models that were made for a run, the oldest first, also those that were not linked to it."""
@@ -341,10 +346,16 @@ class MLflowLogger:
             | {RUN_ID_TAG: record.run_id},
             model_type="cope_sweep",
         )
-        with described(model, checkpoint) as folder:
-            self._client.log_model_artifacts(model.model_id, str(folder))
-        self._client.finalize_logged_model(model.model_id, "READY")
-        self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, record.step)])
+        try:
+            with described(model, checkpoint) as folder:
+                self._client.log_model_artifacts(model.model_id, str(folder))
+            self._client.finalize_logged_model(model.model_id, "READY")
+            self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, record.step)])
+        except MlflowException:
+            # Another process may have discarded the run, a duplicate, after it had looked for its models.
+            if _is_in_trash(self._client.get_run(run.info.run_id)):
+                self._delete_models(run)
+            raise
         return str(model.model_id)
 
     def _log_files(self, run: Run, record: SweepRecord) -> str:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import sync
-from cope_sweep.tracking.uri import resolve_uri
+from cope_sweep.tracking.uri import TrackingError, resolve_uri
 from cope_sweep.train import Runtime, train_run
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import fail, finish, plan_of
@@ -412,6 +413,49 @@ def test_models_are_looked_for_only_where_another_process_may_have_made_one(tmp_
     assert calls.count("search_logged_models") == 1
     assert calls.count("create_logged_model") == 2
     assert [len(each.models) for each in runs_of(uri)] == [1, 1]
+
+
+def before(client, method, do, monkeypatch):
+    """Have `do` happen once, before the next call of a method of MLflow's client."""
+    own = getattr(client, method)
+
+    def call(*words, **options):
+        monkeypatch.setattr(client, method, own)
+        do()
+        return own(*words, **options)
+
+    monkeypatch.setattr(client, method, call)
+
+
+@pytest.mark.parametrize(
+    "moment", ["create_logged_model", "log_model_artifacts", "finalize_logged_model", "log_outputs"]
+)
+def test_a_duplicate_that_another_process_discards_meanwhile_leaves_no_model(
+    store, plan, sqlite_uri, moment, monkeypatch
+):
+    run = plan.runs[0]
+    finish(store, run, METRICS)
+    logger = logger_of(store, sqlite_uri)
+    before(logger._client, moment, lambda: logger_of(store, sqlite_uri).delete_run(run.run_id), monkeypatch)
+    with raises("tracking_failed"):
+        logger.log_run(run.run_id)
+    assert models(sqlite_uri) == {}
+
+
+def test_a_model_that_is_made_while_its_run_is_discarded_is_deleted_too(store, plan, sqlite_uri, monkeypatch):
+    run = plan.runs[0]
+    finish(store, run, METRICS)
+    logger = logger_of(store, sqlite_uri)
+    logger.log_run(run.run_id, status_only=True)
+    another = logger_of(store, sqlite_uri)
+
+    def log_model():
+        with suppress(TrackingError):
+            logger.log_run(run.run_id)
+
+    before(another._client, "delete_tag", log_model, monkeypatch)
+    another.delete_run(run.run_id)
+    assert models(sqlite_uri) == {}
 
 
 def test_sqlite_waits_for_the_disk_at_checkpoints_only(tmp_path):
