@@ -321,8 +321,8 @@ class Metric(Frozen):
         "has learned it. Tables then show the share of the seeds that have, with its interval.",
     )
 
-    def is_learned(self, value: float) -> bool:
-        """Whether a run with this value has learned the task."""
+    def is_learned(self, value: Any) -> Any:
+        """Whether a run with this value has learned the task; for a pandas series, element by element."""
         if self.learned is None:
             return False
         return value <= self.learned if self.goal == "min" else value >= self.learned

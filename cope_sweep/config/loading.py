@@ -131,6 +131,8 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
         source = with_inherited(source, folder)
     loaded = _validated(source, name, folder, allow_plugins=allow_plugins)
     _check_base(file_alone, loaded)
+    if folder is not None and loaded.content.tuned is not None:
+        _file_beside(file_alone, "tuned", folder)
     return loaded
 
 
@@ -229,14 +231,6 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
 def _parent(chain: list[Source], folder: Path | None) -> Source:
     child, path = chain[-1], ("inherit",)
     name = child.data["inherit"]
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise child.error(
-            path,
-            f"{name!r} is not the name of an ablation; write the name of a file in the same folder, as in "
-            "inherit: wikitext",
-            "invalid_name",
-            name=name,
-        )
     if folder is None:
         raise child.error(
             path,
@@ -244,12 +238,7 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
             "no_folder",
             name=name,
         )
-    candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
-    file = next(filter(Path.exists, candidates), None)
-    if file is None:
-        names_here = sorted({ancestor.stem for suffix in SUFFIXES for ancestor in folder.glob(f"*{suffix}")})
-        message = f"no file {folder / name}.yaml" + suggest(name, names_here)
-        raise child.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=names_here)
+    file = _file_beside(child, "inherit", folder)
     if any(Path(ancestor.name) == file for ancestor in chain):
         names = [*(Path(ancestor.name).stem for ancestor in chain), name]
         message = f"files inherit from one another: {' → '.join(names)}; remove one `inherit`"
@@ -259,6 +248,26 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
     except SpecError as error:
         heir = child.location(path)
         raise SpecError(f"{error} (inherited by {heir})", code=error.code, **error.data, heir=heir) from error
+
+
+def _file_beside(source: Source, key: str, folder: Path) -> Path:
+    """The file in `folder` that a key of `source` names. Raises SpecError."""
+    name, path = source.data[key], (key,)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise source.error(
+            path,
+            f"{name!r} is not the name of an ablation; write the name of a file in the same folder, as in "
+            f"{key}: wikitext",
+            "invalid_name",
+            name=name,
+        )
+    candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    file = next(filter(Path.exists, candidates), None)
+    if file is None:
+        names_here = sorted({other.stem for suffix in SUFFIXES for other in folder.glob(f"*{suffix}")})
+        message = f"no file {folder / name}.yaml" + suggest(name, names_here)
+        raise source.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=names_here)
+    return file
 
 
 def _merged(

@@ -306,13 +306,15 @@ class RunSpec(Frozen):
                 key="evaluate.contexts",
                 task=self.task.kind,
             )
-        if self.evaluate.positions is not None and not self.task.has_windows:
-            raise InvalidValue(
-                f"evaluate.positions = {self.evaluate.positions} measures windows over a text, but {self.task.kind} "
-                "generates sequences; remove it",
-                key="evaluate.positions",
-                task=self.task.kind,
-            )
+        for key in ("positions", "stride"):
+            value = getattr(self.evaluate, key)
+            if value is not None and not self.task.has_windows:
+                raise InvalidValue(
+                    f"evaluate.{key} = {value} is of windows over a text, but {self.task.kind} generates sequences; "
+                    "remove it",
+                    key=f"evaluate.{key}",
+                    task=self.task.kind,
+                )
         if self.evaluate.lengths and not self.task.LENGTHS:
             raise InvalidValue(
                 f"evaluate.lengths = {list(self.evaluate.lengths)}: the task {self.task.kind} has no longer sequences; "

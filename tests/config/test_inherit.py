@@ -110,6 +110,13 @@ def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
     assert child.source.location(("seeds", 1)) == f"{tmp_path / 'child.yaml'}:3"
 
 
+@pytest.mark.parametrize(("value", "code"), [("parents", "no_such_file"), ("../parent", "invalid_name")])
+def test_the_ablation_that_chose_the_recipe_is_a_file_in_the_folder(load, tmp_path, value, code):
+    assert load(child="title: C\ninherit: parent\ntuned: parent\n").content.tuned == "parent"
+    error = error_of(load, child=f"title: C\ninherit: parent\ntuned: {value}\n")
+    assert located(error) == (code, f"{tmp_path / 'child.yaml'}:3", "tuned")
+
+
 @pytest.mark.parametrize(
     ("value", "code", "data"),
     [

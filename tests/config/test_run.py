@@ -122,6 +122,8 @@ REGISTRIES = {FAMILY: FAMILIES, OPTIMIZER: OPTIMIZERS, SCHEDULE: SCHEDULES}
         ("model.heads", 3, "invalid_value", {"key": "model.heads", "value": 3, "allowed": [1, 2, 4]}),
         ("model.context", 3, "invalid_value", {"key": "model.context", "value": 3, "smallest": 8}),
         ("evaluate.contexts", [64], "invalid_value", {"key": "evaluate.contexts", "task": "selective_copy"}),
+        ("evaluate.positions", 64, "invalid_value", {"key": "evaluate.positions", "task": "selective_copy"}),
+        ("evaluate.stride", 8, "invalid_value", {"key": "evaluate.stride", "task": "selective_copy"}),
         ("evaluate", {"contexts": [64, 32, 64]}, "invalid_value", {"key": "evaluate.contexts", "value": 64}),
         ("evaluate", {"contexts": [64, 32], "stride": 33}, "invalid_value", {"key": "evaluate.stride", "largest": 32}),
         ("evaluate", {"lengths": [2, 4, 2]}, "invalid_value", {"key": "evaluate.lengths", "value": 2}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
@@ -31,11 +31,11 @@ def metric_title(plan: Plan, name: str) -> Column:
     metrics = plan.ablation.content.metrics
     for metric in metrics:
         if metric.name == name:
-            return replace(column_of(metric), label=metric.label or in_words(name))
+            return column_of(metric).model_copy(update={"label": metric.label or in_words(name)})
     for metric in metrics:
         if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
-            return Column(name, in_words(name), metric.unit, metric.goal)
-    return Column(name, in_words(name), "%" if name.partition("@")[0].endswith("_error") else "", "min")
+            return Column(name=name, label=in_words(name), unit=metric.unit, goal=metric.goal)
+    return Column(name=name, label=in_words(name), unit="%" if name.partition("@")[0].endswith("_error") else "")
 
 
 def in_words(name: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, MetricCell, TableModel
+from cope_sweep.read.tables.rules import learning_metric
 
 
 def learned(model: TableModel) -> Layout | None:
@@ -18,7 +19,7 @@ def learned(model: TableModel) -> Layout | None:
 
     Rows are judged by the first such column, as in `thresholds` and heatmaps.
     """
-    column = next((column for column in model.columns if column.learned is not None), None)
+    column = learning_metric(model.columns)
     if column is None:
         return None
     shown = [each for each in model.columns if each.compared]

@@ -11,7 +11,7 @@ import pandas as pd
 from cope_sweep.read.numbers import integer
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel
-from cope_sweep.read.tables.rules import stuck_from
+from cope_sweep.read.tables.rules import has_learned, learning_metric, stuck_from
 from cope_sweep.read.tables.stats import LEVEL
 
 RESAMPLES = 9_999
@@ -27,7 +27,7 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
         model: The table of results.
         curves: The learning curves of its runs, as in `Results.curves`.
     """
-    column = next((column for column in model.columns if column.learned is not None), None)
+    column = learning_metric(model.columns)
     if column is None:
         return None
     # A run that has not finished may still learn the task.
@@ -68,7 +68,7 @@ def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, floa
     A run whose error is at least its value in `limits` (run id → error) is stuck: it has not learned the task.
     """
     logged = curves[curves["metric"] == column.name]
-    is_learned = column.is_learned(logged["value"]) & (logged["value"] < logged["run_id"].map(limits).astype("float64"))
+    is_learned = has_learned(column, logged["value"], logged["run_id"].map(limits).astype("float64"))
     steps = logged["step"].where(is_learned, math.inf).groupby(logged["run_id"]).min()
     return {str(run_id): float(step) for run_id, step in steps.items()}
 

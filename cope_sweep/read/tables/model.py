@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
@@ -28,7 +28,7 @@ from cope_sweep.read.numbers import (
     p_text,
     percent_range,
 )
-from cope_sweep.read.tables.rules import least_rule_error, stuck_from
+from cope_sweep.read.tables.rules import has_learned, least_rule_error, stuck_from
 from cope_sweep.read.tables.stats import (
     Bounds,
     Difference,
@@ -60,29 +60,12 @@ STARS = (0.05, 0.01, 0.001)
 """Largest p for one star, two and three."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A metric, as tables and figures name it and print its values."""
+class Column(Metric):
+    """A metric of an ablation file, as tables and figures name it and print its values."""
 
-    name: str
     label: str
-    unit: str
-    goal: Literal["min", "max"]
-    decimals: int = 2
-    """Digits after the decimal point, at least: `numbers.metric_text`."""
-    scale: float = 1.0
-    """Factor by which values are multiplied before printing; the unit belongs to the product."""
-    compared: bool = True
-    """Whether rows are compared by it; otherwise, no value is the best, stuck or tested."""
     primary: bool = False
     """Whether rows are tested by it. A table has one primary column; the others are descriptive."""
-    learned: float | None = None
-    """A run whose value is at least as good as this one has learned the task."""
-
-    @property
-    def title(self) -> str:
-        """The label with its unit."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
     def quantity(self) -> str:
@@ -98,10 +81,6 @@ class Column:
     def best(self) -> Callable[..., Any]:
         """The function that chooses the best of some values."""
         return min if self.goal == "min" else max
-
-    def is_learned(self, value: Any) -> Any:
-        """Whether a run with this value has learned the task; for a pandas series, element by element."""
-        return value <= self.learned if self.goal == "min" else value >= self.learned
 
     @property
     def learned_title(self) -> str:
@@ -228,11 +207,8 @@ class MetricCell:
     @property
     def learned_seeds(self) -> tuple[int, ...]:
         """The seeds that have learned the task and are not stuck; none if the column has no `learned`."""
-        if self.column.learned is None:
-            return ()
-        return tuple(
-            seed for seed, value in self.values.items() if seed not in self.stuck and self.column.is_learned(value)
-        )
+        limit = stuck_from(self.rule_error)
+        return tuple(seed for seed, value in self.values.items() if has_learned(self.column, value, limit))
 
     @cached_property
     def learned(self) -> Proportion | None:
@@ -492,7 +468,7 @@ def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
 
 def column_of(metric: Metric, *, primary: bool = False) -> Column:
     """A metric of an ablation file as a column."""
-    return Column(**metric.model_dump() | {"label": metric.label or metric.name, "primary": primary})
+    return Column(**dict(metric) | {"label": metric.label or metric.name, "primary": primary})
 
 
 def _warnings_of_choices(plan: Plan) -> Iterable[str]:
@@ -516,7 +492,7 @@ def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Co
         value = record.value(column.name) if record.status == "finished" else None
         if value is not None and not math.isnan(value):
             values[run.seed] = float(value)
-    rule_error = least_rule_error(row.runs[0], column.name) if values and column.compared else None
+    rule_error = least_rule_error(row.runs[0], column) if values else None
     stuck = tuple(seed for seed, value in values.items() if value >= stuck_from(rule_error))
     return MetricCell(
         column,

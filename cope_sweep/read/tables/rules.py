@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from cope_sweep.config import RunSpec
+from cope_sweep.config.ablation import Metric
+
+M = TypeVar("M", bound=Metric)
 
 ERROR = "token_error"
 METRIC = re.compile(r"(?P<split>.+)/(?P<measure>[^/]+?)(@(?P<times>\d+)x)?")
@@ -38,11 +42,26 @@ def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
     return task.longer(times).shortcut_errors(match["split"], count, match["measure"])
 
 
-def least_rule_error(run: RunSpec, metric: str) -> float | None:
-    """The smallest error of a rule; None without a rule. Rules without any error are left out: they say nothing."""
-    return min((error for error in rule_errors(run, metric).values() if error > 0), default=None)
+def least_rule_error(run: RunSpec, metric: Metric) -> float | None:
+    """The smallest error of a rule; None without a rule, or for a metric by which rows are not compared.
+
+    Rules without any error are left out: they say nothing.
+    """
+    if not metric.compared:
+        return None
+    return min((error for error in rule_errors(run, metric.name).values() if error > 0), default=None)
 
 
 def stuck_from(rule_error: float | None) -> float:
     """The smallest error with which a run does no better than a rule with this error; infinite without a rule."""
     return math.inf if rule_error is None else (1 - NEAR) * rule_error
+
+
+def has_learned(metric: Metric, value: Any, stuck_from: Any = math.inf) -> Any:
+    """Whether a run with this value has learned its task and is not stuck; for pandas series, element by element."""
+    return metric.is_learned(value) & (value < stuck_from)
+
+
+def learning_metric(metrics: Iterable[M]) -> M | None:
+    """The first metric or column with `learned`, by which rows are judged; None: no metric has it."""
+    return next((metric for metric in metrics if metric.learned is not None), None)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.config import Plan, Row
+from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import names_of
 from cope_sweep.frozen import SHARE_LEARNED, STEPS_UNTIL, learning_parts, metric_value
+from cope_sweep.read.tables.rules import has_learned, learning_metric, least_rule_error, stuck_from
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord, Store
 from cope_sweep.store.errors import DamagedError
@@ -76,7 +77,7 @@ def read_results(plan: Plan, store: Store) -> Results:
 
 
 def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> dict[str, RunRecord]:
-    """The records with the metrics of finished runs that depend on whether they have learned the task.
+    """The records with the metrics of finished runs that depend on whether they have learned the task (`rules`).
 
     Steps until a metric is learned are read from the learning curve: those of the first evaluation at which it is. A
     run that never gets there counts with all its steps. Raises StoreError.
@@ -85,7 +86,7 @@ def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> di
     wanted = {name: learning_parts(name) for name in columns if learning_parts(name)[0]}
     if not wanted:
         return records
-    first = next(metric for metric in columns.values() if metric.learned is not None)
+    first = learning_metric(columns.values())
     for run in plan.runs:
         record = records[run.run_id]
         if record.status != "finished":
@@ -94,28 +95,29 @@ def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> di
         for name, (prefix, of) in wanted.items():
             if prefix == STEPS_UNTIL:
                 with suppress(DamagedError):  # without its curve, the run has no such value
-                    values[name] = _first_learned(store.run(run.run_id).curve(), columns[of], run.train.steps)
+                    values[name] = _first_learned(store.run(run.run_id).curve(), columns[of], run)
             elif prefix == SHARE_LEARNED:
-                values[name] = _is_learned(record, columns[of])
-            elif _is_learned(record, first):
+                values[name] = _share_learned(record, columns[of], run)
+            elif first is not None and _share_learned(record, first, run):
                 values[name] = record.value(of)
         known = {name: value for name, value in values.items() if value is not None}
         records[run.run_id] = record.model_copy(update={"metrics": {**record.metrics, **known}})
     return records
 
 
-def _is_learned(record: RunRecord, metric: Metric) -> float | None:
+def _share_learned(record: RunRecord, metric: Metric, run: RunSpec) -> float | None:
     """100 % if a run has learned a metric, 0 if not; None if it has no value."""
     value = record.value(metric.name)
-    return None if value is None else 100.0 * metric.is_learned(value)
+    return None if value is None else 100.0 * has_learned(metric, value, stuck_from(least_rule_error(run, metric)))
 
 
-def _first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, steps: int) -> float:
+def _first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, run: RunSpec) -> float:
+    limit = stuck_from(least_rule_error(run, metric))
     for point in curve:
         value = metric_value(point, metric.name)
-        if value is not None and metric.is_learned(value):
+        if value is not None and has_learned(metric, value, limit):
             return point["step"]
-    return steps
+    return run.train.steps
 
 
 def setting(row: Row, key: str) -> Any:

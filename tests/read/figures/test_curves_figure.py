@@ -14,8 +14,8 @@ from tests.helpers.figure_files import made, svg_texts
 from tests.helpers.finished_runs import begin, fail, finish, plan_of, stop
 from tests.helpers.sweeps import end
 
-ERROR = Column("in_dist/token_error", "In-dist.", "%", "min")
-SCORE = Column("score", "score", "", "max")
+ERROR = Column(name="in_dist/token_error", label="In-dist.", unit="%")
+SCORE = Column(name="score", label="score", goal="max")
 
 
 def points(*lines):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -128,7 +127,7 @@ class Contexts(FigureKind):
             if multiples and metric in columns_of_runs:
                 columns.insert(0, (metric, 1))
             # The label of the table may name the length: `1 ×`.
-            title = replace(metric_title(plan, columns[0][0]), name=metric, label=in_words(metric))
+            title = metric_title(plan, columns[0][0]).model_copy(update={"name": metric, "label": in_words(metric)})
             panel_metric = title if len(metrics) > 1 or not split else None
             points += [
                 Point(row, title, prefix + column, panel_title(row, split, panel_metric), name, float(length))

@@ -127,7 +127,7 @@ class Heatmap(FigureKind):
         }
         return HeatmapData(
             frame=heatmap_frame(plan, rows, runs, panels, groups), groups=groups, names=names, titles=titles,
-            learning=_learning_metric(plan), colours=self.colours, decimals=self.decimals, caption=self.caption,
+            learning=_learning_column(plan), colours=self.colours, decimals=self.decimals, caption=self.caption,
         )  # fmt: skip
 
 
@@ -155,8 +155,8 @@ def heatmap_frame(
 
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
-    learning_metric = _learning_metric(plan)
-    learning = learning_metric.name if learning_metric else None
+    learning_column = _learning_column(plan)
+    learning = learning_column.name if learning_column else None
     lines = []
     for group, columns in groups.items():
         members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
@@ -165,7 +165,7 @@ def heatmap_frame(
         for row in members:
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
-            learned, unlearned = _learned(row, finished, learning_metric)
+            learned, unlearned = _learned(row, finished, learning_column)
             for metric, title in columns.items():
                 summary = summarise(finished[metric].astype("float64") if metric in finished else [])
                 if summary.n:
@@ -191,22 +191,22 @@ def heatmap_frame(
     return in_order.drop(columns="_first").reset_index(drop=True)
 
 
-def _learning_metric(plan: Plan) -> Column | None:
-    """The first metric of the table that says which value means that a task is learned (`learned`)."""
+def _learning_column(plan: Plan) -> Column | None:
     from cope_sweep.read.tables.model import column_of
+    from cope_sweep.read.tables.rules import learning_metric
 
-    return next((column_of(metric) for metric in plan.ablation.content.metrics if metric.learned is not None), None)
+    return learning_metric(map(column_of, plan.ablation.content.metrics))
 
 
 def _learned(row: Row, runs: pd.DataFrame, metric: Column | None) -> tuple[int, int]:
     """The numbers of a row's seeds that have learned the task, and that have not, by a metric; as in tables."""
-    from cope_sweep.read.tables.rules import least_rule_error, stuck_from
+    from cope_sweep.read.tables.rules import has_learned, least_rule_error, stuck_from
 
     if metric is None or metric.name not in runs:
         return 0, 0
-    values = runs[metric.name].dropna().astype("float64").tolist()
-    limit = stuck_from(least_rule_error(row.runs[0], metric.name)) if metric.compared and values else math.inf
-    learned = sum(metric.is_learned(value) and value < limit for value in values)
+    values = runs[metric.name].dropna().astype("float64")
+    limit = stuck_from(least_rule_error(row.runs[0], metric)) if len(values) else math.inf
+    learned = int(has_learned(metric, values, limit).sum())
     return learned, len(values) - learned
 
 
