@@ -204,6 +204,16 @@ class RunFolder:
                     raise
         return self.checkpoint
 
+    def fetch_resume(self) -> None:
+        """Copy the resume file from an object store to this machine, if the store is in one. Raises StoreError.
+
+        `AttemptWriter.clean_up` has copied it to the machine of rank 0 only. There, other ranks replace it by the same.
+        """
+        if self.objects:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(self.resume) as temporary:
+                self.objects.download(self._object(RESUME_FILE), temporary)
+
     def content(self, name: str, size: int = -1) -> bytes | None:
         """The content of a file, or its first `size` bytes; None if there is none. Raises DamagedError."""
         if self.objects:

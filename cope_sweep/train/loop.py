@@ -26,7 +26,7 @@ from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
-from cope_sweep.train.resume import ResumeWriter, fetch_resume, load_state
+from cope_sweep.train.resume import ResumeWriter, load_state
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Diverged, Trainer, check_finite
 from cope_sweep.train.workers import DataError, broadcast_choice, broadcast_flag, check_steps, prepare_data
@@ -190,7 +190,7 @@ def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runti
     if broadcast_flag(runtime, folder.resume.exists()):
         try:
             if runtime.rank > 0:
-                fetch_resume(folder)
+                folder.fetch_resume()
             notes = load_state(folder.resume, trainer)
             if files and "curve" in notes:
                 folder.check_curve(notes["curve"])

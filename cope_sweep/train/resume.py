@@ -31,9 +31,7 @@ from torch import Tensor
 
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model.checkpoint import distinct, read_tensors
-from cope_sweep.store import AttemptWriter, RunFolder
-from cope_sweep.store.artifacts import RESUME_FILE
-from cope_sweep.store.files import replacing
+from cope_sweep.store import AttemptWriter
 from cope_sweep.train.trainer import Trainer
 
 OptimizerState = dict[int, dict[str, Any]]
@@ -97,17 +95,6 @@ def snapshot_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = F
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return ResumeState(pinned, metadata, copied)
-
-
-def fetch_resume(folder: RunFolder) -> None:
-    """Copy the resume file from an object store to this machine, if the store is in one. Raises StoreError.
-
-    `AttemptWriter.clean_up` has copied it to the machine of rank 0 only. There, other ranks replace it by the same.
-    """
-    if folder.objects is not None:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with replacing(folder.resume) as temporary:
-            folder.objects.download(f"runs/{folder.run_id}/{RESUME_FILE}", temporary)
 
 
 def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:

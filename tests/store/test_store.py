@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import cope_sweep
-from cope_sweep.store import AttemptWriter, Store, SweepRun, files
+from cope_sweep.store import AttemptWriter, Store, SweepRun, damage, files
 from cope_sweep.store.damage import find_differences, mend_index, note_lost, repair
 from cope_sweep.store.index.rows import write_counters
 from cope_sweep.store.index.tables import metadata
@@ -218,6 +218,24 @@ def test_a_run_that_is_trained_since_it_was_found_damaged_is_not_repaired(store,
     repair(store, found)
     status = "finished" if ends else "running"
     assert (store.status(RUN.run_id), store.run(RUN.run_id).status) == (status, status)
+
+
+def test_a_run_that_is_trained_while_it_is_looked_at_again_is_not_repaired(store, monkeypatch):
+    finish(store, RUN)
+    (store.run(RUN.run_id).path / "result.json").write_text("{")
+    found = list(find_differences(store))
+    find = damage.find_damage
+
+    def find_and_train(folder, **options):
+        problems = find(folder, **options)
+        own = sweeps.begin(store, RUN)
+        own.finish({"test/loss": 0.5}, {})
+        sweeps.end(store, own)
+        return problems
+
+    monkeypatch.setattr(damage, "find_damage", find_and_train)
+    repair(store, found)
+    assert (store.status(RUN.run_id), store.run(RUN.run_id).status) == ("finished", "finished")
 
 
 def test_checking_names_every_difference(store):
