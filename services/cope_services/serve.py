@@ -23,6 +23,8 @@ from cope_sweep.errors import UserError
 
 ANNOUNCED = 64
 """Runs for which Serve prefers a replica."""
+LOADING_S = 10.0
+"""How long a request waits for the model that its header names before it is answered."""
 ONGOING = 64
 """Requests that a replica answers at a time; it computes their windows in batches."""
 QUEUED = 256
@@ -48,17 +50,18 @@ class Replicas(BaseModel):
 class AnnouncedModel:
     """Loads the model that the header of a request names, before the request is answered.
 
-    It is inside the application's checks of hosts and keys: a refused request loads nothing.
+    It is inside the application's checks of hosts and keys: a refused request loads nothing. Loading in advance only
+    tells Serve which replica has the model: after `LOADING_S` the route goes on with it, within its own limit.
     """
 
-    def __init__(self, app: ASGIApp, load: Callable[[str], Awaitable[str]], limit_s: float) -> None:
-        self.app, self.load, self.limit_s = app, load, limit_s
+    def __init__(self, app: ASGIApp, load: Callable[[str], Awaitable[str]]) -> None:
+        self.app, self.load = app, load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run_id = serve.get_multiplexed_model_id()
         if run_id and "cope_key" in scope:  # paths that need no key have no model either
             with suppress(UserError, TimeoutError):  # the route says what is wrong with the run
-                async with asyncio.timeout(self.limit_s):
+                async with asyncio.timeout(LOADING_S):
                     await self.load(run_id)
         await self.app(scope, receive, send)
 
@@ -70,7 +73,7 @@ class Models:
     def __init__(self, folders: dict[str, str]) -> None:
         settings = load_settings(**folders)
         self.service = create_model_app(settings)
-        self.service.add_middleware(AnnouncedModel, load=self.load, limit_s=settings.max_seconds)
+        self.service.add_middleware(AnnouncedModel, load=self.load)
 
     @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]  # Ray has no types
     async def load(self, run_id: str) -> str:

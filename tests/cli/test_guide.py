@@ -4,6 +4,10 @@ import shutil
 
 import pytest
 
+from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.tables import Results, Table
+from cope_sweep.records import RunRecord
+from cope_sweep.store import Store
 from tests.cli.conftest import TINY
 from tests.test_docs import code_blocks, read, shown_commands
 
@@ -45,6 +49,35 @@ def test_the_commands_of_the_sweep(shell):
     assert shell(*(sweep["sweep_id"] if word == "SWEEP" else word for word in logs))[0]
     assert "the sweep has ended" in shell("stop", sweep["sweep_id"])[0]
     shell(*retry, "--local", "--no-mlflow")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "verdict", "line"),
+    [
+        (8, "worse", "[63.42, 64.62]   {p}   worse"),
+        (3, "descriptive", "--set seeds=3`) the difference is as large, but p is at least {p:g},"),
+    ],
+)
+def test_the_p_of_the_tutorial(tmp_path, seeds, verdict, line):
+    """As with values that do not overlap: all seeds of the row with 2 positions err on more tokens than the others."""
+    text = read("docs/tutorial.md")
+    (tmp_path / "positions.yaml").write_text(code_blocks(text, "yaml")[0])
+    plan = expand(with_overrides(load_ablation(tmp_path / "positions.yaml"), assignments=[f"seeds={seeds}"]))
+    errors = {"CoPE (2 positions)": 64.0}
+    records = {
+        run.run_id: RunRecord(
+            run_id=run.run_id,
+            status="finished",
+            metrics={"in_dist/token_error": errors.get(row.name, 0.0) + run.seed / 10},
+        )
+        for row in plan.rows
+        for run in row.runs
+    }
+    model = Table.of(Results(plan, records, Store(tmp_path / "store")), "CoPE").model
+    cell = model.rows[1].metrics["in_dist/token_error"]
+    assert cell.comparison.verdict == verdict
+    p = cell.comparison_texts["p"]
+    assert line.format(p=float(p) if ":g" in line else p) in text
 
 
 @pytest.mark.slow

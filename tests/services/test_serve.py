@@ -192,7 +192,8 @@ def test_a_refused_request_loads_no_model(prose: ProseStore, tmp_path: Path, mon
             await asyncio.sleep(60)
         return run_id
 
-    service.add_middleware(AnnouncedModel, load=load, limit_s=0.5)
+    service.add_middleware(AnnouncedModel, load=load)
+    monkeypatch.setattr("cope_services.serve.LOADING_S", 0.5)
     monkeypatch.setattr(ray_serve, "get_multiplexed_model_id", lambda: prose.cope[0])  # of the request's header
     client = TestClient(service, "http://localhost")
     valid = bearer(keys.create("reader"))

@@ -52,11 +52,12 @@ from cope_sweep.read.tables.model import (
     TableModel,
     TableRow,
     named_label,
+    table_model,
 )
 from cope_sweep.read.tables.pairs import PairTest, claim_families, claim_tests, corrected, is_better
 from cope_sweep.read.tables.row_names import axis_of_label, find_axis, named_rows
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, t_quantile, t_tail
-from cope_sweep.store import QueryError
+from cope_sweep.store import QueryError, RunRecord
 
 LEAST_RUNS = 3
 """The smallest number of our runs that is tested against published ones."""
@@ -247,6 +248,15 @@ def comparing(plan: Plan, model: TableModel, row: TableRow, than: TableRow) -> s
         if against is not None and compared(model, against).references.get(row.row) == than.row:
             return against
     return than.row
+
+
+def least_compared(plan: Plan) -> int:
+    """The smallest number of comparisons that a p of the table of this plan is corrected for; 0: nothing is tested."""
+    against = reference(plan)
+    if against is None:
+        return 0
+    model = table_model(plan, {run.run_id: RunRecord(run_id=run.run_id) for run in plan.runs})
+    return min(compared(model, against).family_sizes.values(), default=0)
 
 
 def _uses_cope(encodings: object) -> bool:

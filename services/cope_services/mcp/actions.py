@@ -18,10 +18,10 @@ from cope_services.mcp.questions import Start, Tool, arguments_of, text_page
 from cope_services.mcp.training import Training
 from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.requests import SweepRequest, UnicodeText
-from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries.progress import ProgressTracker
+from cope_sweep.read.tables.comparisons import least_compared
 from cope_sweep.read.tables.stats import least_seeds
 from cope_sweep.store import ACTIVE, DONE, SweepProgress
 
@@ -71,7 +71,7 @@ class Check(Tool):
         seeds = len(content.row_seeds)
         lines = [f"valid: {rows} rows × {seeds} seeds = {len(plan.runs)} runs"]
         lines += [f"scale {scale}: a smaller or larger size of it" for scale in content.scales]
-        return [*lines, *_advice(plan, rows, seeds)]
+        return [*lines, *_advice(plan)]
 
 
 def _problems(error: UserError) -> list[str]:
@@ -84,16 +84,16 @@ def _problems(error: UserError) -> list[str]:
     return [head, *(f"- {' '.join(str(each['message']).split())} (code: {each['code']})" for each in problems)]
 
 
-def _advice(plan: Plan, rows: int, seeds: int) -> list[str]:
+def _advice(plan: Plan) -> list[str]:
     """Whether so many seeds can show any difference, and whether it says in advance what is tested."""
     content = plan.ablation.content
     advice = []
-    comparisons = max(rows - 1, 1)
+    seeds, comparisons = len(content.row_seeds), least_compared(plan)
     needed = least_seeds(comparisons, is_paired=content.paired)
-    if rows > 1 and seeds < needed:
+    if comparisons and seeds < needed:
         advice.append(
-            f"too few seeds: with {seeds} of them and {comparisons} comparisons, no difference can be significant; "
-            f"declare at least {needed} before you train, more for small differences"
+            f"too few seeds: with {seeds} of them and {comparisons} comparison{'s' * (comparisons > 1)}, no difference "
+            f"can be significant; declare at least {needed} before you train, more for small differences"
         )
     if not content.has_claims:
         advice.append("no claims: declare what you expect (`claims`) before the first run starts")
@@ -183,7 +183,7 @@ class WaitForSweep(Tool):
         if progress.status in ACTIVE:
             lines.append(f"next: wait(sweep_id={progress.sweep_id})")
         else:
-            sweep = await run_sync(components.queries.ask, GetSweep(sweep_id=progress.sweep_id))
+            sweep = await run_sync(components.queries.sweep_summary, progress.sweep_id)
             table: dict[str, object] = {"name": sweep.ablation, "scale": sweep.scale, "set": sweep.sets}
             given = ", ".join(f"{name}={json.dumps(value)}" for name, value in table.items() if value)
             lines.append(f"next: get_sweep(sweep_id={progress.sweep_id}), get_table({given})")

@@ -172,6 +172,10 @@ def test_a_check_says_when_no_difference_could_be_significant(server: AgentServe
     enough = answer(server, "check", text=(TINY + CLAIM).replace("[0, 1]", "[0, 1, 2, 3, 4]"), name="other")
     assert "too few seeds" not in enough
     assert "no claims" not in enough
+    # The claim's pair is corrected for itself alone; without claims, two rows are for one another.
+    three = TINY.replace("[absolute]", "[absolute], RoPE: [rope]").replace("[0, 1]", "[0, 1, 2, 3]")
+    assert "with 4 of them and 2 comparisons" in answer(server, "check", text=three, name="other")
+    assert "too few seeds" not in answer(server, "check", text=three + CLAIM, name="other")
 
 
 def test_resources(server: AgentServer) -> None:

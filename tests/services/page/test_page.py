@@ -389,7 +389,6 @@ def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) 
     page.wait_for_function("() => !location.hash.includes('zoom=')")
 
 
-@pytest.mark.thorough
 def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) -> None:
     page = visitor.open(f"runs/{site.sample.ids[0]}?tab=configuration", ".groups")
     configuration = page.locator(".groups").inner_text().splitlines()
@@ -399,6 +398,7 @@ def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) 
     assert "parameters" in page.locator(".factgrid").inner_text()
 
 
+@pytest.mark.thorough
 def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
     page = visitor.open(f"runs?sel={short_ids(*ids)}", ".comparison .uplot canvas")

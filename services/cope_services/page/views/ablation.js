@@ -38,7 +38,7 @@ async function loadTable(detail, { scale, sets }, params, committed) {
   const asked = params.get("compare");
   const known = asked === PAPER || asked === detail.reference || detail.plan.some(({ row }) => row === asked);
   const compare = known ? asked : own;
-  const against = params.has("alone") ? "" : compare;
+  const against = params.has("alone") && !committed ? "" : compare;
   const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, set: sets, compare: against, committed }));
   return { table, against: against ?? table.compared?.against ?? "", canPaper: hasPublished(table) };
 }

@@ -260,10 +260,11 @@ function groupTable(label, rows, context) {
 export const PAPER = "paper";
 
 /** What the rows are compared with: [[value of `compare`, text], …]; the value is empty for nothing. */
-function references({ table, detail, against, canPaper }) {
+function references({ table, detail, against, canPaper, committed }) {
   const rows = table.rows.map((row) => [row.row, row.row]);
   const paper = canPaper && !rows.some(([name]) => name === PAPER) ? [[PAPER, "the paper"]] : [];
-  const options = [["", "nothing"], ...paper, ...rows];
+  const nothing = committed ? [] : [["", "nothing"]]; // committed results are always compared
+  const options = [...nothing, ...paper, ...rows];
   for (const key of [detail.reference, against])
     if (key && !options.some(([known]) => known === key)) options.push([key, key.replace("=", " = ")]);
   return options;
