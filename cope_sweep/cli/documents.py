@@ -359,7 +359,7 @@ def figure(
     selected: dict[str, Any] = {"metric": metric, "x": x, "panels": panels, "row": row, "log": log}
     selects = any(value not in (None, []) for value in selected.values())
     of_maps_alone = {
-        "show": show, "heads": heads or None, "mark": mark, "split": split, "sequence": position, "text": text,
+        "show": show, "head": heads or None, "mark": mark, "split": split, "sequence": position, "text": text,
         "file": file, "first": first, "seed": seed,
     }  # fmt: skip
     chosen_of_maps = [f"--{option}" for option, value in of_maps_alone.items() if value is not None]
@@ -372,7 +372,14 @@ def figure(
     of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
     if of_heads:
         wanted = ["maps"]
-    _check_options(name, wanted, output, [] if of_heads else chosen_of_maps)
+        # Of an ablation, rows and seed choose the run.
+        of_runs = {"kind": kind if kind != "maps" else None, "row": row, "scale": scale, "set": sets, "seed": seed}
+        of_tables = {"metric": metric, "x": x, "panels": panels, "log": log} | (of_runs if is_checkpoint else {})
+        without_effect = [f"--{option}" for option, value in of_tables.items() if value not in (None, [])]
+        _check_options(name, wanted, output, without_effect, "has no effect on maps of heads; leave it out")
+    else:
+        of_maps_only = "is an option of maps; add --kind maps, or leave it out"
+        _check_options(name, wanted, output, chosen_of_maps, of_maps_only)
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
     def write(file: IO[bytes], figure: str) -> None:
@@ -423,11 +430,13 @@ def figure(
         make_console().print(escaped(line), soft_wrap=True, highlight=False)
 
 
-def _check_options(name: str, wanted: Sequence[str], output: Path | None, without_effect: Sequence[str]) -> None:
-    """Raise UserError for options of maps that no figure takes, and for one file for several figures."""
+def _check_options(
+    name: str, wanted: Sequence[str], output: Path | None, without_effect: Sequence[str], why: str
+) -> None:
+    """Raise UserError for options that no figure takes, and why, and for one file for several figures."""
     if without_effect:
         raise UserError(
-            f"{without_effect[0]} is an option of maps; add --kind maps, or leave it out",
+            f"{without_effect[0]} {why}",
             code="no_effect",
             option=without_effect[0].removeprefix("--"),
         )

@@ -7,6 +7,7 @@
 
 import functools
 import re
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,11 +128,12 @@ class Means:
 
     def learned(self, row, metric):
         """The seeds of a row that learned the task, by the ablation's limit: `5 of 7`, and their mean of a metric."""
-        own = self.report.frame[self.report.frame["row"] == row]
-        metrics = self.report.plan.ablation.content.metrics
-        (limit,) = (each.learned for each in metrics if each.name == "in_dist/token_error")
-        chosen = own[own["in_dist/token_error"] <= limit]
-        return LearnedSeeds(f"{len(chosen)} of {len(own)}", percentage(chosen[metric].mean()))
+        (cells,) = (each.metrics for each in table_of(self.report).model.rows if each.row == row)
+        cell, values = cells["in_dist/token_error"], cells[metric].values
+        seeds = cell.learned_seeds
+        return LearnedSeeds(
+            f"{len(seeds)} of {cell.summary.n}", percentage(statistics.fmean(values[seed] for seed in seeds))
+        )
 
     def place(self, row, rows, metric):
         """The place of a row by a metric among those that start with `rows`: 1 for the lowest mean."""

@@ -50,6 +50,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
         "figure", runs[1], "--kind", "maps", "--split", "sparse", "--sequence", "1", "--mark", "data", "-o", "maps.svg"
     )
     assert "data token" in svg_texts((trained.folder / "maps.svg").read_bytes())
+    trained.refuses("no_effect", "figure", runs[1], "--kind", "curves", option="kind")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,8 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
         (["-k", "maps", "--head", "1"], "invalid_option", {"option": "--head", "value": "1"}),
         (["-k", "maps", "--text", "a", "--split", "dense"], "conflicting_options", {}),
         (["--show", "gates", "--mark", "data"], "no_effect", {"option": "show"}),
+        (["--head", "1.0"], "no_effect", {"option": "head"}),
+        (["-k", "maps", "--metric", "train/loss"], "no_effect", {"option": "metric"}),
         (["-k", "summary", "--sequence", "0"], "no_effect", {"option": "sequence"}),
         (["--format", "csv", "--json"], "conflicting_options", {"options": ["--json", "--format"]}),
     ],

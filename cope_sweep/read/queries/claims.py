@@ -126,8 +126,8 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
 
 
 def _model_size(plan: Plan, finding: Finding) -> str:
-    """`2 layers of 64`, of the first row; `the paper's size` for a file with published values: a scale is smaller."""
-    if plan.ablation.scale is None and finding.published:
+    """`2 layers of 64`, of the first row; `the paper's size` where no scale and no `--set` replaces values."""
+    if not plan.ablation.replaced and finding.published:
         return PAPERS_SIZE
     model = (finding.pairs[0].better.runs[0][0] if finding.pairs else plan.rows[0].runs[0]).model
     return f"{model.layers} layer{'s' * (model.layers > 1)} of {model.dim}"

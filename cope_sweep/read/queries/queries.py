@@ -79,10 +79,10 @@ from cope_sweep.read.queries.tried import tried
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
-from cope_sweep.read.tables.comparisons import comparing, reference
+from cope_sweep.read.tables.comparisons import compared_pair, reference
 from cope_sweep.read.tables.runs import training_command
 from cope_sweep.read.tables.table import check_options
-from cope_sweep.read.tables.verdicts import find_row
+from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
     ACTIVE,
@@ -516,9 +516,10 @@ class Queries:
     def _verdict(self, question: GetVerdict) -> Verdict:
         results = self.results(question.name, question.scale, question.set)
         model = Table.of(results).model
-        against = comparing(results.plan, model, find_row(model, question.row), find_row(model, question.than))
-        asked = GetTable.model_construct(name=results.plan.name, compare=against, margin=question.margin)
-        return Table(results, asked).verdict(question.row)
+        row, than = find_row(model, question.row), find_row(model, question.than)
+        if row is than:
+            raise QueryError(f"{row.row!r} is both rows; compare it with another one", code="same_row", row=row.row)
+        return next(verdicts(results, compared_pair(results.plan, model, row, than), question.margin, row.row))
 
     @_answer.register
     def _figure(self, question: GetFigure) -> bytes:

@@ -8,10 +8,12 @@ document. The claim is
     opposite        if some pairs differ the other way, and none as claimed
     mixed           if pairs differ both ways
     not shown       if no pair differs
-    too few seeds   if no data of this number of runs could show a difference
+    too few seeds   if no data of this number of runs could show a difference, or a row has no value because none of its
+                    seeds has learned the task
     not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
                     (`tables.rules`), so nothing follows from the order of the rows
-    not trained     if no pair has finished runs; if some pairs have, the others count as pairs that do not differ
+    not trained     if no pair has finished runs
+                    (if some pairs have values, the others count as pairs that do not differ)
 
 A claim may also say that rows are equivalent, or not worse, by a `margin`: the smallest difference that matters. Then a
 pair is as claimed if the 95 % interval of its difference lies within ± the margin, or does not reach beyond it on the
@@ -107,7 +109,10 @@ DECLARED_NOTE = (
     "Declared: whether the ablation file contained the claim, with these rows and this measure, before the first of "
     "their runs started, and since which day and commit."
 )
-UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
+UNTRAINED_NOTE = (
+    "Pairs with a row that has no value (not trained yet, or no seed has learned the task) count in the correction, "
+    "and as pairs that do not differ."
+)
 HEADS_NOTE = (
     "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences. Its "
     "controls are the same measure, with its own choice of a head, for tokens that the claim does not name; the "
@@ -179,7 +184,7 @@ class Finding:
     """The published values of the same rows; empty if there are none."""
     pairs: tuple[Pair, ...] = ()
     """The pairs of rows that were compared; none for a claim about heads."""
-    untrained: int = 0
+    without_values: int = 0
     """Number of pairs without finished runs."""
     is_about_heads: bool = False
     says: Says = "better"
@@ -291,7 +296,7 @@ class Finding:
         """The verdict; if only some pairs are as claimed, with their number."""
         if self.is_about_heads or self.verdict not in ("shown in part", "mixed"):
             return self.verdict
-        return f"{self.verdict} ({self.shown} of {len(self.pairs) + self.untrained} pairs)"
+        return f"{self.verdict} ({self.shown} of {len(self.pairs) + self.without_values} pairs)"
 
 
 def _p_of(pair: Pair) -> float:
@@ -410,6 +415,8 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
             ]
             if tested:
                 finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
+            elif any(all(rows[name].counts["finished"] for name, _ in (pair.better, pair.than)) for pair in pairs):
+                finding = replace(finding, verdict="too few seeds")  # none has learned the task
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
             declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
             findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))
@@ -431,7 +438,7 @@ def _with_verdict(
     column: Column,
     than_column: Column,
     tested: Sequence[tuple[TableRow, TableRow, PairTest]],
-    untrained: int,
+    without_values: int,
 ) -> Finding:
     """The finding with its verdict.
 
@@ -440,8 +447,8 @@ def _with_verdict(
         claim: The claim.
         column: The column of the rows that are called better.
         than_column: The column of the rows that are called worse.
-        tested: A row that is called better, one that is called worse, and their test; of all pairs with runs.
-        untrained: The number of the other pairs.
+        tested: A row that is called better, one that is called worse, and their test; of all pairs with values.
+        without_values: The number of the other pairs.
     """
     pairs = []
     for row, other, test in tested:
@@ -462,14 +469,14 @@ def _with_verdict(
         on_claim = "too few seeds"
     else:
         outcomes = {pair.outcome for pair in pairs}
-        on_claim = _verdict_on_rows(outcomes | {""} if untrained else outcomes)
+        on_claim = _verdict_on_rows(outcomes | {""} if without_values else outcomes)
     return replace(
         finding,
         verdict=on_claim,
         ours=_list_values(pairs, column, than_column, _our_value),
         published=_list_values(pairs, column, than_column, _published_value),
         pairs=tuple(pairs),
-        untrained=untrained,
+        without_values=without_values,
     )
 
 
@@ -626,7 +633,7 @@ def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
         yield SIZE_NOTE
     if any(not math.isnan(finding.q) for finding in findings):
         yield Q_NOTE
-    if any(finding.pairs and finding.untrained for finding in findings):
+    if any(finding.pairs and finding.without_values for finding in findings):
         yield UNTRAINED_NOTE
     if any(finding.published for finding in findings):
         yield "Published values are of the paper's size and data."

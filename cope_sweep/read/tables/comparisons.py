@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.points import agreeing_rows
+from cope_sweep.config.points import AnyRow, agreeing_rows
 from cope_sweep.config.source import spelled_as
 from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
@@ -101,7 +101,7 @@ TOO_FEW_SECONDARY_RULE = (
     "with {runs}, it is at least {smallest_p}. "
 )
 UNTESTED_RULE = "Too few runs are finished for a test. "
-NO_REFERENCE_RULE = "No row has the same labels on the other axes, so none is compared. "
+NO_REFERENCE_RULE = "No other row agrees with exactly one such row on the other axes, so none is compared. "
 OTHERS_RULE = "The other metrics are descriptive."
 OTHERS_AND_CLAIMED_RULE = "The other metrics are descriptive, except where a claim compares a pair of rows by them."
 BETTER_OR_WORSE = "the row is better or worse"
@@ -219,9 +219,9 @@ def reference(plan: Plan) -> str | None:
 
     It is the paper if it has numbers for a row and the runs have its size. Otherwise it is the first row with CoPE, or
     the first row; in a table with several axes, each row is compared with the one that has this encoding and the same
-    labels on the other axes. Rows of different tasks are not compared: where the task varies and one other axis, each
-    row is compared with the one that has the first label of that axis. A single row, and a random search, whose rows
-    are draws to choose from, have none.
+    labels on the other axes, unless several rows have. Rows of different tasks are not compared: where the task varies
+    and one other axis, each row is compared with the one that has the first label of that axis. A single row, and a
+    random search, whose rows are draws to choose from, have none.
     """
     if plan.is_drawn:
         return None
@@ -233,21 +233,46 @@ def reference(plan: Plan) -> str | None:
     varied = [key for key in chosen.labels if len({row.labels.get(key) for row in plan.rows}) > 1]
     others = [key for key in varied if key != TASK]
     if POSITION in varied:
-        return f"{POSITION}={chosen.labels[POSITION]}"
+        label = chosen.labels[POSITION]
+        return f"{POSITION}={label}" if _with_label(plan.rows, POSITION, label) else chosen.name
     return f"{others[0]}={chosen.labels[others[0]]}" if TASK in varied and len(others) == 1 else chosen.name
 
 
-def comparing(plan: Plan, model: TableModel, row: TableRow, than: TableRow) -> str:
-    """An argument of `compared` with which the table compares a row with another one.
+def compared_pair(plan: Plan, model: TableModel, row: TableRow, than: TableRow) -> TableModel:
+    """The table in which a row is compared with another one, with the p that they have in reports.
 
-    The default, if that does; else the label of the other row on an axis where they differ, so that p is corrected for
-    rows of the same kind; else the other row.
+    It is compared by default, if that compares the two, whichever of them is the reference; else with the label of the
+    other row on an axis where they differ, so that p is corrected for rows of the same kind; else with the other row.
     """
+    default = reference(plan)
+    by_default = model if default is None else compared(model, default)
+    if by_default.references.get(row.row) == than.row:
+        return by_default
+    if by_default.references.get(than.row) == row.row:
+        return _reversed(by_default, than.row, row.row)
     differing = [key for key in row.labels.keys() & than.labels.keys() if row.labels[key] != than.labels[key]]
-    for against in (reference(plan), *(f"{key}={than.labels[key]}" for key in model.axes if key in differing)):
-        if against is not None and compared(model, against).references.get(row.row) == than.row:
-            return against
-    return than.row
+    for against in (f"{key}={than.labels[key]}" for key in model.axes if key in differing):
+        by_label = compared(model, against)
+        if by_label.references.get(row.row) == than.row:
+            return by_label
+    return compared(model, than.row)
+
+
+def _reversed(model: TableModel, row: str, reference: str) -> TableModel:
+    """The table with one comparison, by its primary metric, of a row with its reference, turned round."""
+    rows = {each.row: each for each in model.rows}
+    column, turned = model.primary.name, rows[reference]
+    comparison = rows[row].metrics[column].comparison
+    if comparison is not None:
+        verdict = {"better": "worse", "worse": "better"}.get(comparison.verdict, comparison.verdict)
+        back = replace(comparison, against=row, difference=comparison.difference.reversed(), verdict=verdict)
+        turned = replace(turned, metrics={**turned.metrics, column: replace(turned.metrics[column], comparison=back)})
+    return replace(
+        model,
+        rows=tuple(turned if each.row == reference else each for each in model.rows),
+        references={reference: row},
+        family_sizes={reference: model.family_sizes[row]},
+    )
 
 
 def least_compared(plan: Plan) -> int:
@@ -274,16 +299,20 @@ def _compare_with_row(model: TableModel, other: TableRow) -> TableModel:
 
 def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
     """Compare each row with the one that has another label on one axis."""
-    with_label = [row for row in model.rows if row.labels.get(key) == label]
-    matching: dict[str, list[TableRow]] = {}
-    for row, other in agreeing_rows([row for row in model.rows if row.labels.get(key) != label], with_label, {key}):
-        matching.setdefault(row.row, []).append(other)
-    references = {name: others[0] for name, others in matching.items() if len(others) == 1}
+    references = {row.row: other for row, other in _with_label(model.rows, key, label)}
     description = f"the row with {model.axes[key]} = {label}"
-    if len(with_label) > 1:
+    if sum(row.labels.get(key) == label for row in model.rows) > 1:
         description += " and the same values of the other axes"
     with_comparisons = _compare_with_references(model, references, label, description)
     return replace(with_comparisons, answer=_answer(with_comparisons, model.primary))
+
+
+def _with_label(rows: Sequence[AnyRow], key: str, label: str) -> list[tuple[AnyRow, AnyRow]]:
+    """Each row with another label on an axis, and the row with this label that agrees with it, if exactly one does."""
+    others = [row for row in rows if row.labels.get(key) != label]
+    pairs = list(agreeing_rows(others, [row for row in rows if row.labels.get(key) == label], {key}))
+    counts = Counter(id(row) for row, _ in pairs)
+    return [pair for pair in pairs if counts[id(pair[0])] == 1]
 
 
 def _compare_with_references(

@@ -19,6 +19,7 @@ from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import is_field
 from cope_sweep.config.points import agreeing_rows
+from cope_sweep.frozen import OF_LEARNED, SHARE_LEARNED, STEPS_UNTIL, learning_parts
 from cope_sweep.read.numbers import (
     MAX_DECIMALS,
     MISSING,
@@ -54,6 +55,8 @@ TASK = "task"
 """The axis of tasks."""
 PAPER = "paper"
 """What `Comparison.against` says if a cell is compared with its published value."""
+LEARNING_QUANTITIES = {STEPS_UNTIL: "steps until it is learned", SHARE_LEARNED: "seeds that learned"}
+"""Prefix of a metric → what it measures, whatever metric follows it."""
 STUCK = "†"
 """Follows a mean if most seeds are stuck; after their number if some are: `2/7†`."""
 STARS = (0.05, 0.01, 0.001)
@@ -69,7 +72,10 @@ class Column(Metric):
 
     @property
     def quantity(self) -> str:
-        """The measure without the test set: `token error`."""
+        """The measure without the test set: `token error`, `seeds that learned`."""
+        prefix, _ = learning_parts(self.name)
+        if prefix in LEARNING_QUANTITIES:
+            return LEARNING_QUANTITIES[prefix]
         return self.name.rpartition("/")[2].partition("@")[0].replace("_", " ")
 
     @property
@@ -515,9 +521,12 @@ def _published_value(row: Row, metric: str) -> PublishedValue | None:
 def mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
     """Mark the best mean of each metric, if at least two rows have a value from every seed.
 
-    A row whose seeds are mostly stuck is never marked.
+    A row whose seeds are mostly stuck is never marked. Nor is one in a column of seeds that have learned the task, of
+    which the better row may have fewer.
     """
     for column in columns:
+        if learning_parts(column.name)[0] == OF_LEARNED:
+            continue
         complete = [row for row in rows if row.metrics[column.name].summary.n == row.seeds]
         if not column.compared or len(complete) < 2:
             continue

@@ -276,16 +276,16 @@ def _least_share(divisions: int) -> float:
     return 1 / (divisions if divisions <= MOST_DIVISIONS else RANDOM_DIVISIONS + 1)
 
 
-def least_seeds(comparisons: int, *, is_paired: bool) -> int:
+def least_seeds(comparisons: int, *, is_paired: bool) -> int | None:
     """The smallest number of seeds of two rows with which one of so many comparisons can be significant.
 
-    With more than 3,000 comparisons, none may be able to: it is then the number from which on a sample is drawn.
+    None: no number can, because of more divisions a sample is tested. So it is with some thousands of comparisons.
     """
     for n in range(2, 2 + MOST_DIVISIONS.bit_length()):
         floor = smallest_p_of_pairs(n) if is_paired else smallest_p(n, n)
         if comparisons * floor <= SIGNIFICANT_P:
-            break
-    return n
+            return n
+    return None
 
 
 @lru_cache(maxsize=16_384)

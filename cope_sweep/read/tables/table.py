@@ -23,6 +23,7 @@ from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.comparisons import compared
 from cope_sweep.read.tables.model import (
+    PAPER,
     Comparison,
     MetricCell,
     TableModel,
@@ -97,9 +98,8 @@ class Table:
     def verdict(self, row: str) -> Verdict:
         """The verdict on one row, where all rows are compared with one. Raises QueryError."""
         name = find_row(self._compared, row).row
-        for each in verdicts(self.results, self._compared, self.question.margin):
-            if each.row == name:
-                return each
+        for each in verdicts(self.results, self._compared, self.question.margin, name):
+            return each
         raise QueryError(f"{name!r} is both rows; compare it with another one", code="same_row", row=name)
 
     @property
@@ -296,9 +296,9 @@ def check_options(question: GetTable) -> None:
             code="option_of_latex",
             options=given,
         )
-    if question.margin is not None and question.compare is None:
+    if question.margin is not None and question.compare in (None, PAPER):
         raise QueryError(
-            "margin: only where rows are compared; name a row with `compare`, or leave this out",
+            "margin: only where rows are compared with each other; name a row with `compare`, or leave this out",
             code="margin_without_compare",
             margin=question.margin,
         )

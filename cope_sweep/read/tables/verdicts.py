@@ -44,19 +44,24 @@ def find_row(model: TableModel, text: str) -> TableRow:
     raise QueryError(f"{model.ablation} has no row {text!r}{hint}", code="unknown_row", row=text, allowed=names)
 
 
-def verdicts(results: Results, model: TableModel, margin: str | None = None) -> Iterator[Verdict]:
+def verdicts(
+    results: Results, model: TableModel, margin: str | None = None, only: str | None = None
+) -> Iterator[Verdict]:
     """A verdict on each row that the table compares with another one; none where it compares with the paper.
 
     Args:
         results: The results of the table.
         model: The table with its comparisons, and with all rows that they compare.
         margin: The smallest difference that matters, as in a claim; None: any does.
+        only: The name of the row to judge; None: all.
 
     Raises QueryError for an invalid margin.
     """
     rows = {row.row: row for row in model.rows}
     declared = _declared(results, model) if model.references else {}
     for name, than in model.references.items():
+        if only not in (None, name):
+            continue
         yield _verdict(results, model, rows[name], rows[than], margin, declared.get(frozenset((name, than))))
 
 
@@ -80,19 +85,19 @@ def _verdict(
     test, compared = comparison.difference, model.family_sizes[row.row]
     width = _margin(margin, other_cell)
     unfinished = [run.run_id for each in (row, other) for run, record in each.runs if record.status != "finished"]
-    needed = 0
+    needed: int | None = 0
     if math.isnan(test.p) or comparison.verdict == DESCRIPTIVE:
         needed = least_seeds(compared, is_paired=model.paired)
     word: VerdictWord = "unclear"
-    if unfinished or needed:
+    if unfinished or needed != 0:
         word = "too few seeds"
     elif width is not None and -width <= test.ci_low and test.ci_high <= width:
         word = "equivalent"
     elif comparison.verdict in ("better", "worse"):
         word = "better" if comparison.verdict == "better" else "worse"
     have = min(row.seeds, other.seeds) if unfinished else min(test.n)
-    more = max(needed - have, 0)
-    command = _training(results, more) if word == "too few seeds" else None
+    more = max((needed or 0) - have, 0)
+    command = _training(results, more) if unfinished or more else None
     parts = [f"{row.short} against {other.short} by {model.primary.title}: {word}"]
     if texts := cell.comparison_texts:
         interval = "" if texts["interval"] == MISSING else f" {texts['interval']}"
@@ -102,6 +107,8 @@ def _verdict(
         parts.append(f"{len(unfinished)} planned runs of these rows are not finished")
     if more:
         parts.append(f"train {more} more seeds a row")
+    if needed is None:
+        parts.append(f"among {compared:,} comparisons no number of seeds is enough")
     return Verdict(
         row=row.row,
         than=other.row,
@@ -144,7 +151,7 @@ def _training(results: Results, more: int) -> str:
         if not (more and assignment.partition("=")[0].strip() == "seeds"):
             words += [word, assignment] if assignment else [word]
     if more:
-        seeds = sorted({run.seed for run in plan.runs})
+        seeds = sorted(plan.ablation.content.row_seeds)
         seeds += range(seeds[-1] + 1, seeds[-1] + 1 + more)
         words += ["--set", f"seeds={seeds}".replace(" ", "")]
     return f"cope-sweep run {shlex.join([*words, *results.store.option])}"

@@ -90,7 +90,9 @@ def _advice(plan: Plan) -> list[str]:
     advice = []
     seeds, comparisons = len(content.row_seeds), least_compared(plan)
     needed = least_seeds(comparisons, is_paired=content.paired)
-    if comparisons and seeds < needed:
+    if needed is None:
+        advice.append(f"too many comparisons: among {comparisons:,}, no number of seeds can make one significant")
+    elif comparisons and seeds < needed:
         advice.append(
             f"too few seeds: with {seeds} of them and {comparisons} comparison{'s' * (comparisons > 1)}, no difference "
             f"can be significant; declare at least {needed} before you train, more for small differences"

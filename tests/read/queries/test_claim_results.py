@@ -80,6 +80,15 @@ def test_tuned_rows_decide_about_a_claim_in_the_same_words() -> None:
     assert all(each.decided_by == [] for each in claims if each.ablation == "code")
 
 
+def test_the_papers_size_is_what_no_scale_and_no_option_replaces() -> None:
+    queries = Queries(ParquetStore(ABLATIONS / "results"), AblationFiles(ABLATIONS))
+    results = queries.results("flip_flop", None)
+    assert {each.model for each in claim_results([results])} == {"the paper's size"}
+    plan = results.plan
+    smaller = replace(plan, ablation=with_overrides(plan.ablation, assignments=["train.clip=0.5"]))
+    assert "the paper's size" not in {each.model for each in claim_results([replace(results, plan=smaller)])}
+
+
 def decided_by(*claims: ClaimResult) -> list[list[str]]:
     return [claim.decided_by for claim in with_deciding(claims)]
 

@@ -8,11 +8,12 @@ from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict, with_q
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.rules import SEQUENCES
+from cope_sweep.read.tables.runs import with_learning
 from cope_sweep.read.tables.stats import benjamini_hochberg
 from cope_sweep.records import RunRecord
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import COUNTING, plan_of
-from tests.read.tables.test_table_model import FIVE, METRIC, model_of
+from tests.read.tables.test_table_model import FIVE, METRIC, model_of, records_of
 
 NEAR, FAR = FIVE[:5], FIVE[5:10]
 """Values of five seeds: p of the two is 2 / 252."""
@@ -88,9 +89,32 @@ def test_a_pair_without_runs_counts_in_the_correction():
     trained, partly = (findings_of(*values)[0] for values in ([*NEAR, *FAR, *FAR], [*NEAR, *FAR]))
     assert [each.comparison.p_adjusted for each in partly.pairs] == [pytest.approx(2 * 2 / 252)]
     assert partly.pairs[0].comparison.p_adjusted == trained.pairs[0].comparison.p_adjusted
-    assert partly.untrained == 1
-    assert "not trained yet count" in claims_layout([partly]).note
-    assert "not trained yet count" not in claims_layout([trained]).note
+    assert partly.without_values == 1
+    assert "has no value" in claims_layout([partly]).note
+    assert "has no value" not in claims_layout([trained]).note
+
+
+LEARNED = [
+    {"name": "in_dist/token_error", "unit": "%", "learned": 3.0},
+    {"name": "of_learned/in_dist/token_error", "unit": "%"},
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "hypothesis"),
+    [
+        ([*NEAR, *FAR, *FAR], "too few seeds", "not testable with so few seeds"),  # RoPE and None have learned nothing
+        ([*NEAR, *FAR], "too few seeds", "not testable with so few seeds"),  # and of RoPE that is known
+        ([*NEAR], "not trained", "not tested yet"),
+    ],
+)
+def test_rows_of_which_no_seed_has_learned_the_task_have_runs_and_no_value(values, text, hypothesis):
+    claim = {"metric": LEARNED[1]["name"]}
+    stated = {"text": "x", "better": {"model.position": "CoPE"}, "than": {"model.position": ["RoPE", "None"]}}
+    plan = plan_of(grid=GRID, seeds=list(range(5)), metrics=LEARNED, claims=[stated | claim])
+    records = with_learning(plan, records_of(plan, *values), None)
+    (one,) = claim_findings(plan, table_model(plan, records))
+    assert (one.verdict_text, hypothesis_verdict([one])) == (text, hypothesis)
 
 
 def test_values_of_many_rows_are_a_range():

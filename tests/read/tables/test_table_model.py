@@ -5,19 +5,20 @@ import scipy.stats
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.comparisons import compared, reference, with_published
+from cope_sweep.read.tables.comparisons import compared, least_compared, reference, with_published
 from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
-from cope_sweep.read.tables.model import PublishedValue, table_model
+from cope_sweep.read.tables.model import PublishedValue, column_of, table_model
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.read.tables.rules import SEQUENCES
+from cope_sweep.read.tables.runs import with_learning
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import CONTENT, COUNTING, fail, finish, plan_of
 
 
-def model_of(plan, *values, **facts):
-    """The table of `plan` with one finished run per value, in the order of rows and seeds; None: a failed run."""
+def records_of(plan, *values, **facts):
+    """One finished run per value, in the order of rows and seeds; None: a failed run."""
     runs = [run for row in plan.rows for run in row.runs]
     records = {run.run_id: RunRecord(run_id=run.run_id) for run in runs}
     for run, value in zip(runs, values, strict=False):
@@ -27,7 +28,12 @@ def model_of(plan, *values, **facts):
             if value is None
             else RunRecord(run_id=run.run_id, status="finished", metrics=metrics, facts=facts)
         )
-    return table_model(plan, records)
+    return records
+
+
+def model_of(plan, *values, **facts):
+    """The table of `plan` with `records_of` these values."""
+    return table_model(plan, records_of(plan, *values, **facts))
 
 
 def best(model, metric):
@@ -300,6 +306,37 @@ def test_an_answer_counts_rows_where_they_are_many(rows, named):
     plan = plan_of(seeds=[0, 1, 2, 3, 4, 5, 6], grid={"model.position": {"CoPE": ["cope"]} | mlps})
     model = compared(model_of(plan, *[*FIVE[:5], 1.0, 1.2] * (rows + 1)), "CoPE")
     assert model.answer == f"By In-dist. (%). No significant difference from CoPE: {named}."
+
+
+def test_rows_are_compared_with_one_row_where_several_have_the_encoding_of_the_reference():
+    """RoPE has no p_max, so both rows with CoPE agree with it."""
+    encodings = {"CoPE": ["cope"], "RoPE": ["rope"]}
+    plan = plan_of(grid={"model.position": encodings, "model.position.cope.p_max": [4, 8]}, seeds=list(range(5)))
+    assert [row.name for row in plan.rows] == ["CoPE · p_max 4", "CoPE · p_max 8", "RoPE"]
+    assert reference(plan) == "CoPE · p_max 4"
+    assert least_compared(plan) == 2
+    model = compared(table_model(plan, {run.run_id: RunRecord(run_id=run.run_id) for run in plan.runs}), "CoPE")
+    assert (model.references, "No other row agrees with exactly one such row" in model.rules[0]) == ({}, True)
+
+
+def test_a_metric_of_learning_is_called_by_what_it_measures():
+    error = "in_dist/token_error"
+    metrics = [{"name": error, "learned": 3.0}]
+    metrics += [{"name": f"{prefix}/{error}"} for prefix in ("steps_until", "share_learned", "of_learned")]
+    columns = [column_of(metric) for metric in plan_of(metrics=metrics).ablation.content.metrics]
+    quantities = ["token error", "steps until it is learned", "seeds that learned", "token error"]
+    assert [column.quantity for column in columns] == quantities
+
+
+def test_among_seeds_that_learned_no_row_is_the_best():
+    """A row whose fifth seed has not learned may have the smallest error of the other four."""
+    metrics = [METRIC[0] | {"learned": 8.0}, {"name": f"of_learned/{METRIC[0]['name']}"}]
+    plan = plan_of(
+        metrics=metrics, grid={"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}, seeds=[0, 1]
+    )
+    model = table_model(plan, with_learning(plan, records_of(plan, 1, 9, 3, 3, 4, 4), None))
+    assert best(model, metrics[0]["name"]) == [False, True, False]
+    assert best(model, metrics[1]["name"]) == [False, False, False]
 
 
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
