@@ -230,12 +230,13 @@ class Driver:
         self.end(run)
 
     def _record_failure(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool) -> None:
+        folder = self.store.run(run.run_id).of_sweep(self.leases.sweep_id)
         try:
-            record_failure(run.spec, self.store, message, details, keep_recorded=keep_recorded)
+            record_failure(run.spec, folder, run.attempt, message, details, keep_recorded=keep_recorded)
         except OSError as error:
-            folder = self.store.run(run.run_id).path
+            path = str(folder.path)
             raise StoreError(
-                f"{folder}: cannot be written ({error.strerror or error})", code="not_writable", file=str(folder)
+                f"{path}: cannot be written ({error.strerror or error})", code="not_writable", file=path
             ) from error
 
     def give_up(self, run: DrivenRun) -> None:

@@ -5,34 +5,35 @@ from __future__ import annotations
 import contextlib
 
 from cope_sweep.config import RunSpec
-from cope_sweep.store import AttemptWriter, Store
-from cope_sweep.store.errors import DamagedError
+from cope_sweep.store import AttemptWriter, RunFolder
+from cope_sweep.store.errors import FencedError
 
 MAX_MESSAGE_CHARACTERS = 500
 
 
-def record_failure(run: RunSpec, store: Store, message: str, details: str, *, keep_recorded: bool) -> None:
-    """Record the failure of a run. A result stays.
+def record_failure(
+    run: RunSpec, folder: RunFolder, attempt: int, message: str, details: str, *, keep_recorded: bool
+) -> None:
+    """Record the failure of a run's attempt, which its process may have died too early to begin.
+
+    A result stays, and so does what a newer attempt has written.
 
     Args:
         run: The run.
-        store: The store.
+        folder: Its folder, for the sweep that has leased it (`RunFolder.of_sweep`).
+        attempt: The number of the attempt, from the run's lease.
         message: The reason, in one line.
         details: The whole reason.
         keep_recorded: A failure that the worker itself recorded stays.
     """
-    folder = store.run(run.run_id)
-    with contextlib.suppress(DamagedError):
+    with contextlib.suppress(FencedError):
+        folder.repair(run)
         if folder.result is not None:
             return
-    try:
-        state = folder.state if folder.spec is not None else {}
-    except DamagedError:
-        state = {}
-    if not state:
-        attempt = folder.begin(run, "")  # puts damaged files aside
-    elif keep_recorded and state.get("status") == "failed":
-        return
-    else:
-        attempt = AttemptWriter(folder, folder.last_attempt)
-    attempt.fail(message[:MAX_MESSAGE_CHARACTERS], details)
+        if folder.last_attempt < attempt:
+            own_files = folder.begin(run, "", attempt)
+        elif keep_recorded and folder.status == "failed":
+            return
+        else:
+            own_files = AttemptWriter(folder, attempt)
+        own_files.fail(message[:MAX_MESSAGE_CHARACTERS], details)

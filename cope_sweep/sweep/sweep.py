@@ -352,8 +352,8 @@ class _Work:
     reused: list[str]
     """The runs of the plan that were finished before."""
     record: SweepRecord
-    ended_attempts: dict[str, int]
-    """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
+    ended_ms: dict[str, int | None]
+    """Run id → when its last attempt ended, of those runs to train that had ended before: failed or stopped ones."""
     written: int
     """Number of runs in the record's file."""
     search: Search | None = None
@@ -378,8 +378,8 @@ class _Work:
         record = initial_record(plan, reused, executor_name, file_text, submission)
         record = record.model_copy(update={"leave_out": sorted(skipped - {"finished"})})
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
-        attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, attempts, written=len(record.runs))
+        ended_ms = {run_id: record.ended_ms for run_id, record in store.index.records(ended, values=False).items()}
+        return cls(plan, skipped, statuses, todo, reused, record, ended_ms, written=len(record.runs))
 
     def start_search(self, store: Store, max_runs: int | None) -> None:
         """Open the plan's search, if it has one and that has something to suggest.
@@ -430,7 +430,7 @@ class _Work:
         records = store.index.records((run.run_id for run in self.todo), values=False)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
-        by_status = ["pending" if self._is_untried(record, store) else record.status for record in records.values()]
+        by_status = ["pending" if self._is_untried(record) else record.status for record in records.values()]
         failed, stopped = by_status.count("failed"), by_status.count("stopped")
         not_started = missing + len(self.todo) - len(records) + by_status.count("pending")
         outcome = SweepOutcome(
@@ -448,13 +448,11 @@ class _Work:
             return replace(outcome, notes=(*notes, STOP_PREFIX + reason))
         return outcome
 
-    def _is_untried(self, record: RunRecord, store: Store) -> bool:
+    def _is_untried(self, record: RunRecord) -> bool:
         """A run that had failed or was stopped before, and that was not tried again: it still has that status."""
-        before = self.ended_attempts.get(record.run_id)
-        if before is None or record.status not in ("failed", "stopped"):
-            return False
-        # If it was leased, and no process started it, the index has another attempt, and its folder has not.
-        return record.attempt == before or store.run(record.run_id).last_attempt <= before
+        # Not by the number of its attempt, which also a lease increases whose run no process has started.
+        has_ended_before = record.status in ("failed", "stopped") and record.run_id in self.ended_ms
+        return has_ended_before and record.ended_ms == self.ended_ms[record.run_id]
 
     def kept(self, status: Status) -> int:
         """Number of runs of the plan that had ended with a status before the sweep and are not trained again."""

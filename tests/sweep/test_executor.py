@@ -152,7 +152,7 @@ def test_an_error_of_the_event_handler_stops_the_sweep(
 def test_nothing_replaces_a_result(store: Store) -> None:
     (run,) = seeds(1)
     Recorded(store, run).end("finished")
-    record_failure(run, store, "killed", "killed", keep_recorded=False)
+    record_failure(run, store.run(run.run_id), 2, "killed", "killed", keep_recorded=False)
     assert store.run(run.run_id).status == "finished"
     assert store.run(run.run_id).state["status"] == "running"
 
@@ -161,8 +161,15 @@ def test_nothing_replaces_a_result(store: Store) -> None:
 def test_a_failure_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> None:
     (run,) = seeds(1)
     (Recorded(store, run).folder.path / damaged).write_text("{")
-    record_failure(run, store, "killed", "killed by signal 9", keep_recorded=False)
+    record_failure(run, store.run(run.run_id), 1, "killed", "killed by signal 9", keep_recorded=False)
     assert store.run(run.run_id).state["message"] == "killed"
+
+
+def test_no_failure_replaces_what_a_newer_attempt_has_written(store: Store) -> None:
+    (run,) = seeds(1)
+    Recorded(store, run, 2)
+    record_failure(run, store.run(run.run_id), 1, "killed", "killed", keep_recorded=False)
+    assert store.run(run.run_id).state["status"] == "running"
 
 
 # -- what only the local executor does -----------------------------------------------------------------------------------

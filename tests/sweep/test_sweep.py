@@ -177,6 +177,32 @@ def test_a_run_that_is_tried_again_and_does_not_start_is_not_started(store: Stor
     assert (outcome.failed, outcome.exit_code) == (1, 1)
 
 
+@pytest.mark.parametrize("keep_recorded", [True, False])
+def test_a_run_that_is_tried_again_and_whose_process_dies_before_its_attempt_begins_has_failed(
+    store: Store, keep_recorded: bool
+) -> None:
+    plan = plan_of()
+    with other_sweep(store) as other:
+        for run in plan.runs:
+            enter(other, run, "finished" if run is not plan.runs[0] else "failed")
+    events: list[Event] = []
+
+    class Died(Scripted):
+        def __call__(self, work: Workload) -> None:
+            driver = Driver(work)
+            run = driver.take()
+            assert run is not None
+            driver.fail(run, "its process died", "killed by signal 9", keep_recorded=keep_recorded)
+            driver.flush_events()
+
+    for attempt in (2, 3):
+        outcome = start(plan, store, Died(store, []), callbacks=Callbacks(on_event=events.append))
+        assert (outcome.failed, outcome.not_started, outcome.exit_code) == (1, 0, 1)
+        record = store.index.records([plan.runs[0].run_id])[plan.runs[0].run_id]
+        assert (record.attempt, record.sweep_id) == (attempt, outcome.sweep_id)
+        assert record.message == events[-1].message == "its process died"
+
+
 def test_a_damaged_run_is_trained_again(store: Store) -> None:
     plan = plan_of()
     with other_sweep(store) as other:
