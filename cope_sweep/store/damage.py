@@ -133,13 +133,16 @@ def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     folders = [store.run(run_id) for run_id, status in statuses.items() if status == "finished"]
     problems = zip(folders, for_each(folders, RunFolder.lost_files), strict=True)
     lost = {folder: next(iter(found.values())) for folder, found in problems if found}
-    for folder, problem in lost.items():
-        row = read_run(folder)
-        if row is None:  # as if it had never started
-            store.index.delete([folder.run_id], since=since)
+    rows, without_spec = [], []
+    for (folder, problem), row in zip(lost.items(), for_each(list(lost), read_run), strict=True):
+        if row is None:
+            without_spec.append(folder.run_id)
         else:
             changes = {"status": "interrupted", "message": printable(problem), "metrics": {}, "facts": {}}
-            store.index.write([row.model_copy(update=changes)], since=since)
+            rows.append(row.model_copy(update=changes))
+    if lost:
+        store.index.write(rows, since=since)
+        store.index.delete(without_spec, since=since)  # as if they had never started
     return {folder.run_id: problem for folder, problem in lost.items()}
 
 

@@ -301,7 +301,9 @@ class Index:
         with self.database.writing() as connection:
             newer_ids: set[str] = set()
             if since is not None:
-                newer_ids = set(connection.execute(select(runs.c.run_id).where(self._is_newer(runs, since))).scalars())
+                written = among(connection, runs.c.run_id, [row.run_id for row in rows])
+                newer = select(runs.c.run_id).where(written, self._is_newer(runs, since))
+                newer_ids = set(connection.execute(newer).scalars())
             write_runs(connection, [row for row in rows if row.run_id not in newer_ids])
 
     def delete(self, run_ids: Iterable[str], *, since: int | None = None) -> None:
