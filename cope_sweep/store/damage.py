@@ -101,21 +101,14 @@ def repair(
         if difference.file is not None:
             damaged.setdefault(difference.item, set()).add(difference.file)
     for run_id, files in damaged.items():
-        folder, attempts = store.run(run_id), _attempts(store, run_id)
+        folder, since = store.run(run_id), store.index.revision()
         # Again: a sweep may have trained the run since, and its files are good now. Not within the transaction, when
         # no lease can be renewed: a checkpoint takes a second for each gigabyte.
         problems = find_damage(folder, checksums=True)
         # A link only its owner can replace.
-        with contextlib.suppress(DamagedError, InTrainingError), store.index.untrained(run_id):
-            if _attempts(store, run_id) == attempts:
-                folder.interrupt({file: problem for file, problem in problems.items() if file in files})
+        with contextlib.suppress(DamagedError, InTrainingError), store.index.untrained(run_id, since=since):
+            folder.interrupt({file: problem for file, problem in problems.items() if file in files})
     refresh_index(store.index, store.files, on_progress)
-
-
-def _attempts(store: Store, run_id: str) -> int:
-    """How many times sweeps have begun to train the run."""
-    record = store.index.records([run_id], values=False).get(run_id)
-    return 0 if record is None else record.attempt
 
 
 def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:

@@ -27,6 +27,8 @@ class Waste:
     size_bytes: int
     run_id: str | None = None
     """The run that it belongs to, or is."""
+    since: int | None = None
+    """The index's revision before it was found, for files of runs."""
 
 
 def waste(
@@ -42,21 +44,22 @@ def waste(
         planned_runs: The ids of the runs to keep; other runs can be deleted as a whole. None: all runs are kept.
     """
     now_s = time.time()
+    since = store.index.revision()
     known = store.index.statuses()
     for run_id, status in known.items():
         folder = store.run(run_id).path
         if status == "running":
             continue
         if planned_runs is not None and run_id not in planned_runs:
-            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder), run_id)
+            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder), run_id, since)
             continue
         for path in _entries(folder):
             if path.name == store.run(run_id).resume.name and status in statuses:
-                yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s, run_id)
+                yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s, run_id, since)
             elif path.name.endswith(".damaged"):
-                yield from _old(path, "damaged, and renamed", now_s - older_than_s, run_id)
+                yield from _old(path, "damaged, and renamed", now_s - older_than_s, run_id, since)
             elif path.name.startswith("."):
-                yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S), run_id)
+                yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S), run_id, since)
     for path in _entries(store.root / "runs"):
         if path.name.endswith(DELETED):
             yield from _old(path, "rest of a deleted run", now_s - older_than_s)
@@ -69,16 +72,16 @@ def waste(
 
 
 def delete(store: Store, items: Iterable[Waste]) -> list[Waste]:
-    """Delete what `waste` found, except of runs that a sweep has begun to train since. Returns what is deleted."""
+    """Delete what `waste` found, except of runs that have changed since. Returns what is deleted."""
     deleted = []
     for item in items:
         with suppress(InTrainingError):
             if item.run_id is None:
                 remove(item.path)
             elif item.run_id == item.path.name:
-                store.delete_run(item.run_id)
+                store.delete_run(item.run_id, since=item.since)
             else:
-                with store.index.untrained(item.run_id):
+                with store.index.untrained(item.run_id, since=item.since):
                     remove(item.path)
             deleted.append(item)
     return deleted
@@ -91,10 +94,12 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _old(path: Path, reason: str, before_s: float, run_id: str | None = None) -> Iterator[Waste]:
+def _old(
+    path: Path, reason: str, before_s: float, run_id: str | None = None, since: int | None = None
+) -> Iterator[Waste]:
     try:
         if path.lstat().st_mtime < before_s:
-            yield Waste(path, reason, _size(path), run_id)
+            yield Waste(path, reason, _size(path), run_id, since)
     except FileNotFoundError:
         return
 

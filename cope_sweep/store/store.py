@@ -258,18 +258,18 @@ class Store:
         records = {run_id: read_run(self.run(run_id)) for run_id in self.index.expired()}
         return self.index.end_expired(records) if records else []
 
-    def delete_run(self, run_id: str) -> None:
+    def delete_run(self, run_id: str, *, since: int | None = None) -> None:
         """Delete a run: its folder, and its row in the index.
 
         A folder is renamed first, which takes no time, so that whoever is interrupted has deleted the run or has not.
         Objects of an object store are deleted before the row: called again, this deletes the rest.
 
-        Raises StoreError, also for a run that a sweep trains.
+        Raises StoreError, also for a run that a sweep trains, or that has changed since the index's revision `since`.
         """
         folder = self.run(run_id).path
         aside = folder.with_name(f".{run_id}{DELETED}")
         remove(aside)  # left behind by an earlier call
-        with self.index.deleting(run_id):
+        with self.index.deleting(run_id, since=since):
             if self.objects:
                 self.objects.delete_folder(f"runs/{run_id}")
             with contextlib.suppress(FileNotFoundError):

@@ -3,8 +3,11 @@
 import os
 import time
 
+import pytest
+
 from cope_sweep.store.prune import delete, waste
 from cope_sweep.store.tokens import token
+from tests.helpers import sweeps
 from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row
 from tests.store.test_store import finish
@@ -69,7 +72,8 @@ def test_deleting(store):
     assert found(store, kept={keep.run_id}) == set()
 
 
-def test_a_run_that_is_trained_since_it_was_named_is_not_deleted(store):
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_is_trained_since_it_was_named_is_not_deleted(store, ends):
     keep, drop = tiny_run(seed=0), tiny_run(seed=1)
     for run in (keep, drop):
         store.run(run.run_id).begin(run, "here").set_state("interrupted")
@@ -78,10 +82,13 @@ def test_a_run_that_is_trained_since_it_was_named_is_not_deleted(store):
     named = list(waste(store, older_than_s=DAY_S, statuses=["interrupted"], planned_runs={keep.run_id}))
     assert {each.path.name for each in named} == {"resume.safetensors", drop.run_id}
     for run in (keep, drop):
-        store.index.acquire(row(run, "running"), "sweep", 60)
+        own = sweeps.begin(store, run)
+        if ends:
+            own.set_state("interrupted")
+            sweeps.end(store, own)
     assert delete(store, named) == []
     assert all(store.run(run.run_id).resume.exists() for run in (keep, drop))
-    assert set(store.index.statuses().values()) == {"running"}
+    assert set(store.index.statuses().values()) == {"interrupted" if ends else "running"}
 
 
 def test_tokens_of_killed_sweeps_are_named(store):

@@ -63,7 +63,7 @@ from cope_sweep.store.index.tables import FORMAT, counters, has_expired, runs, s
 
 
 class InTrainingError(StoreError):
-    """A sweep trains the run, so its files stay."""
+    """A sweep trains the run, or has trained it since it was looked at, so its files stay."""
 
     default_code = "in_training"
 
@@ -316,22 +316,27 @@ class Index:
             connection.execute(delete(runs).where(deleted))
 
     @contextlib.contextmanager
-    def untrained(self, run_id: str) -> Iterator[Connection]:
-        """A writing transaction: nobody leases the run meanwhile. Raises InTrainingError if a sweep trains it."""
+    def untrained(self, run_id: str, *, since: int | None = None) -> Iterator[Connection]:
+        """A writing transaction: nobody leases the run meanwhile.
+
+        Raises InTrainingError if a sweep trains it, or if it has changed since the revision `since`.
+        """
         with self.database.writing() as connection:
-            query = select(self._status(runs), runs.c.sweep_id).where(runs.c.run_id == run_id)
+            query = select(self._status(runs), runs.c.sweep_id, runs.c.revision).where(runs.c.run_id == run_id)
             found = connection.execute(query).one_or_none()
             if found is not None and found[0] == "running":
                 raise in_training(run_id, found[1])
+            if found is not None and since is not None and found[2] > since:
+                raise InTrainingError(f"run {run_id} has changed since it was looked at: look again", run_id=run_id)
             yield connection
 
     @contextlib.contextmanager
-    def deleting(self, run_id: str) -> Iterator[None]:
+    def deleting(self, run_id: str, *, since: int | None = None) -> Iterator[None]:
         """Delete a run from the index once the block ends; a block that raises keeps it. Nobody leases it meanwhile.
 
-        Raises InTrainingError for a run that a sweep trains.
+        Raises InTrainingError, see `untrained`.
         """
-        with self.untrained(run_id) as connection:
+        with self.untrained(run_id, since=since) as connection:
             next_revision(connection)
             connection.execute(delete(runs).where(runs.c.run_id == run_id))
             yield
