@@ -61,8 +61,12 @@ def find_differences(
         known = index.records(folder.run_id for folder in batch)
         for folder in batch:
             indexed = known.get(folder.run_id)
-            if indexed is None or indexed.status != "running":
-                yield from _differences(folder, indexed, checksums=checksums)
+            found = _differences(folder, indexed, checksums=checksums)
+            if found:
+                # A sweep may have trained the run since: the checksums of a batch take minutes.
+                latest = index.records([folder.run_id]).get(folder.run_id)
+                found = found if latest == indexed else _differences(folder, latest, checksums=checksums)
+            yield from found
         on_progress(start + len(batch), len(folders))
 
 
@@ -76,20 +80,23 @@ def mend_index(store: Store) -> list[StoreDifference]:
     return []
 
 
-def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: bool) -> Iterator[StoreDifference]:
-    """What is damaged in a run's folder, or differs from what the index says of it."""
-    for file, problem in find_damage(folder, checksums=checksums).items():
-        way_out = TRAIN_AGAIN.format(" --checksums" if checksums else "")
-        yield StoreDifference(folder.run_id, problem, way_out, file)
+def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: bool) -> list[StoreDifference]:
+    """What is damaged in a run's folder, or differs from what the index says of it; nothing of a run in training."""
+    if indexed is not None and indexed.status == "running":
+        return []
+    way_out = TRAIN_AGAIN.format(" --checksums" if checksums else "")
+    damage = find_damage(folder, checksums=checksums)
+    found = [StoreDifference(folder.run_id, problem, way_out, file) for file, problem in damage.items()]
     row = read_run(folder)
     if row is None:
-        return
+        return found
     if indexed is None:
-        yield StoreDifference(folder.run_id, f"{row.status} by its files, and not in the index")
+        found.append(StoreDifference(folder.run_id, f"{row.status} by its files, and not in the index"))
     elif row.status != indexed.status:
-        yield StoreDifference(folder.run_id, f"{row.status} by its files, {indexed.status} in the index")
+        found.append(StoreDifference(folder.run_id, f"{row.status} by its files, {indexed.status} in the index"))
     elif (dict(row.metrics), dict(row.facts)) != (dict(indexed.metrics), dict(indexed.facts)):
-        yield StoreDifference(folder.run_id, "the index has other metrics or facts than its files")
+        found.append(StoreDifference(folder.run_id, "the index has other metrics or facts than its files"))
+    return found
 
 
 def repair(

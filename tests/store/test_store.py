@@ -238,6 +238,24 @@ def test_a_run_that_is_trained_while_it_is_looked_at_again_is_not_repaired(store
     assert (store.status(RUN.run_id), store.run(RUN.run_id).status) == ("finished", "finished")
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_is_trained_while_it_is_checked_is_no_difference(store, monkeypatch, ends):
+    sweeps.stop(store, RUN, "stopped")
+    find = damage.find_damage
+
+    def train_and_find(folder, **options):
+        if store.status(RUN.run_id) == "stopped":
+            own = sweeps.begin(store, RUN)
+            if ends:
+                own.finish({"test/loss": 0.5}, {})
+                sweeps.end(store, own)
+        return find(folder, **options)
+
+    monkeypatch.setattr(damage, "find_damage", train_and_find)
+    assert list(find_differences(store, checksums=True)) == []
+    assert store.status(RUN.run_id) == ("finished" if ends else "running")
+
+
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
