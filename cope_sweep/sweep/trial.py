@@ -351,7 +351,7 @@ class RunTrial(tune.Trainable):
     def _result(self, outcome: TrialOutcome, event: Event | None, **extra: Any) -> dict[str, Any]:
         self.shown = True
         # Tune keeps statistics of every number for every trial, so it gets only what it needs.
-        wanted = self.trial["metrics"] if event and (event.evaluated or outcome == "ended") else ()
+        wanted = self.trial["metrics"] if event and event.evaluated else ()  # else they are of an earlier step
         event_fields = {name: value for name, value in (event.metrics if event else {}).items() if name in wanted}
         return {
             "step": event.step if event else 0,

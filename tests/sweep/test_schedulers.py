@@ -5,11 +5,13 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.tune.experiment import Trial
 
 from cope_sweep.config import Resources
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.store import Event
+from cope_sweep.sweep.trial import RunTrial
 from cope_sweep.sweep.tune_adapters import TrialEvents, scheduler_of
 
 ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
@@ -143,6 +145,21 @@ def test_trials_that_end_before_they_have_started_are_forgotten(rule: EarlyStopp
     trials = Trials(rule, 2)
     for trial in trials.trials:
         trials.scheduler.on_trial_remove(trials.controller, trial)
+
+
+def test_results_have_the_metrics_of_their_own_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends at step 13 has not the value of its evaluation at step 10 there."""
+    here = SimpleNamespace(get_actor_id=lambda: "actor", get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    trial: Any = SimpleNamespace(trial={"metrics": ["in_dist/loss"]}, leaves="")
+    last = Event(run_id="a", step=13, metrics={"in_dist/loss": 9.0, "train/loss": 2.0})
+    finished = RunTrial._result(trial, "ended", last.model_copy(update={"status": "finished", "evaluated": True}))
+    assert (finished["in_dist/loss"], "train/loss" in finished) == (9.0, False)
+    trials = Trials(ASHA, 5)
+    for status in ("interrupted", "stopped"):
+        trials.complete(0, RunTrial._result(trial, "ended", last.model_copy(update={"status": status})))
+    for number in range(1, 5):
+        assert trials.report(number, 13, **{"in_dist/loss": 10.0}) == "trains", "none was better at this rung"
 
 
 def test_a_trial_that_has_ended_keeps_nothing_that_only_its_process_and_the_sweep_needed() -> None:
