@@ -521,7 +521,8 @@ class Client:
             spec: The text of an ablation file (YAML), or the same as a dictionary.
             scale: One of the ablation's scales.
             set: Values that replace the ablation's: `["train.steps=100", "seeds=[0]"]`.
-            only: Train only the runs with these statuses; None: all runs that are neither finished nor stopped early.
+            only: Train only the runs with these statuses; None: all runs that are neither finished nor stopped early by
+                the ablation's schedule.
             time_budget_s: Stop after this time; runs in training write checkpoints first.
             max_runs: Train at most this many runs.
             max_failures: Start no more runs after this many have failed.

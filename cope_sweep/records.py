@@ -22,8 +22,6 @@ ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
 """The statuses of runs that a sweep is done with. Interrupted runs are trained further."""
-DONE: tuple[Status, ...] = ("finished", "stopped")
-"""Those of runs that a repeated command does not train again."""
 
 SWEEP_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{1,32}")
 """The ids of sweeps: time of the start, and random digits. Who starts a sweep, or submits it, chooses its id."""

@@ -153,6 +153,9 @@ class RunCost(Progress):
     estimated_s: float = Field(description="Estimate if no other program uses the machine.")
     estimated_memory_bytes: int
     basis: str
+    to_do: bool = Field(
+        description="A sweep trains it: it is not finished, stopped early by the ablation's schedule, or left out."
+    )
     fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")
     resources: str = Field(description="Resources of the worker group that trains it.")
 
@@ -164,7 +167,7 @@ class PlanCost(Answer):
     worker_groups: int
     counts: Counts
     finished: int
-    to_do: int = Field(description="Runs that are neither finished nor stopped.")
+    to_do: int = Field(description="Number of runs that a sweep trains: of these, or those that its search suggests.")
     to_suggest: int = Field(description="Of these, runs that the search has not suggested yet; they are not in `runs`.")
     basis: str | None = Field(description="What the time estimate is based on.")
     estimated_s: float = Field(description="Estimate while other programs use the machine as they do now.")
@@ -206,7 +209,7 @@ class MissingRow(Answer):
 class Missing(Answer):
     """What the table of an ablation lacks, and the command that trains it."""
 
-    missing: int = Field(description="Number of runs that are neither finished nor stopped early.")
+    missing: int = Field(description="Number of runs that are neither finished nor stopped early by its schedule.")
     rows: list[MissingRow]
     command: str = Field(description="Trains the missing runs into the store.")
 

@@ -75,7 +75,7 @@ class SweepRequest(Body, Budget):
     only: Annotated[list[Trainable], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
         description="Train only the runs with these statuses. Default: all runs that are neither finished nor stopped "
-        "early.",
+        "early by its schedule.",
     )
 
     @model_validator(mode="after")

@@ -137,8 +137,8 @@ def plan(
     less_needed = ("FLOP", "tokens", "per parameter", "parameters", "memory", "seed")
     print_table(table, [*["memory"] * (not too_large), *less_needed])
     groups = costs.worker_groups
-    stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
-    text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
+    stopped = sum(run.status == "stopped" and not run.to_do for run in costs.runs)
+    text = f"{costs.finished} finished{f', {stopped} stopped early' if stopped else ''}, {costs.to_do} to do"
     if costs.to_do:
         text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)

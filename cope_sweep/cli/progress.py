@@ -20,7 +20,7 @@ from rich.text import Text
 from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.read.numbers import fixed, metric_text
-from cope_sweep.store import DONE, Event, Status, Store
+from cope_sweep.store import ENDED, Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
 """Between two plain lines about a run, or about a sweep of a service, whose status does not change."""
@@ -51,11 +51,11 @@ class Board:
 
     @staticmethod
     def of(plan: Plan, store: Store, leave_out: Collection[Status] = ()) -> Board:
-        """The board of a plan, with the finished and stopped runs of the store.
+        """The board of a plan, with the runs of the store that have ended, and that a sweep does not train again.
 
-        Failed runs are pending, because a sweep tries them again, unless `leave_out` contains their status.
+        `leave_out` are statuses of further runs that it does not train.
         """
-        kept = {*DONE, *({*leave_out} & {"failed"})}
+        kept = {*plan.done_statuses, *({*leave_out} & {*ENDED})}
         records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}

@@ -31,7 +31,7 @@ from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
 from cope_sweep.read.queries.sweep_files import sweep_files
 from cope_sweep.read.tables import table
-from cope_sweep.store import ACTIVE, DONE, Budget, Status, Store, Submission, read_submission
+from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.changed_content import ChangedContent, changed_content
@@ -266,8 +266,7 @@ def _print_cost(
     `leave_out` are further statuses of runs that it does not train, `max_runs` is how many it trains at most, and
     `start_s` is the time until the first one starts.
     """
-    ended: list[Status] = ["finished"] if plan.schedule is None else list(DONE)
-    costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs, start_s=start_s)
+    costs = plan_cost(plan, store, leave_out=leave_out, max_runs=max_runs, start_s=start_s)
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         text = f"{_runs(costs.to_do)} to train: {time} ({costs.basis})"

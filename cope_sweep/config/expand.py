@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -86,6 +86,11 @@ class Plan:
     """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
     chosen: tuple[str, ...] = ()
     """The values of `--rows` that have chosen the rows; empty: the plan has all rows."""
+
+    @property
+    def done_statuses(self) -> tuple[Literal["finished", "stopped"], ...]:
+        """Those of runs that the same command does not train again. Without a schedule, it trains stopped runs on."""
+        return ("finished",) if self.schedule is None else ("finished", "stopped")
 
     @property
     def reported_choices(self) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,6 @@
 
 from cope_sweep.records import (
     ACTIVE,
-    DONE,
     ENDED,
     STATUSES,
     SWEEP_ID,
@@ -25,7 +24,7 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "DONE", "ENDED", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease",
+    "ACTIVE", "ENDED", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease",
     "ParquetStore",
     "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store",
     "StoreError", "Submission", "SweepPage", "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary",

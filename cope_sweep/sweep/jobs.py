@@ -520,7 +520,8 @@ def record_submission(
     """
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
-    record = initial_record(plan, reused, "ray", submission.file_text, submission)
+    skipped = {*plan.done_statuses, *submission.leave_out}
+    record = initial_record(plan, reused, "ray", submission.file_text, submission, skipped)
     with store.adding_sweep(record.model_copy(update={"status": "pending"})) as add:
         if is_known():
             return False

@@ -175,7 +175,7 @@ class Sweep:
         if lost := note_lost(store, [run.run_id for run in self.plan.runs]):
             number = "a finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
             self._note(f"{number} lost files, and what is lost is trained again: {next(iter(lost.values()))}")
-        skipped: set[Status] = {"finished", *self.leave_out}
+        skipped = {*self.plan.done_statuses, *self.leave_out}
         self._work = _Work.of(self.plan, store, skipped, self.executor_name, self.file_text, self.submission)
         self._work.start_search(store, self.budget.max_runs)
 
@@ -369,14 +369,11 @@ class _Work:
         submission: Submission | None = None,
     ) -> Self:
         """Work that is left of a plan with its recorded rows."""
-        if plan.schedule is not None:
-            skipped = {*skipped, "stopped"}
         statuses = store.index.statuses(run.run_id for run in plan.runs)
         todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         _check_plugins(plan, store, reused)
-        record = initial_record(plan, reused, executor_name, file_text, submission)
-        record = record.model_copy(update={"leave_out": sorted(skipped - {"finished"})})
+        record = initial_record(plan, reused, executor_name, file_text, submission, skipped)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         ended_ms = {run_id: record.ended_ms for run_id, record in store.index.records(ended, values=False).items()}
         return cls(plan, skipped, statuses, todo, reused, record, ended_ms, written=len(record.runs))
@@ -493,9 +490,14 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
 
 
 def initial_record(
-    plan: Plan, reused: Sequence[str], executor_name: str, file_text: str, submission: Submission | None = None
+    plan: Plan,
+    reused: Sequence[str],
+    executor_name: str,
+    file_text: str,
+    submission: Submission | None = None,
+    skipped: Collection[Status] = (),
 ) -> SweepRecord:
-    """The record of a sweep at its start, or at its submission."""
+    """The record of a sweep at its start, or at its submission; `skipped` are the statuses that it does not train."""
     content = plan.ablation.content
     return SweepRecord(
         sweep_id=submission.sweep_id if submission else new_sweep_id(),
@@ -517,6 +519,7 @@ def initial_record(
         primary=content.primary_metric.name,
         runs=[_member(row, run) for row in plan.rows for run in row.runs],
         reused=list(reused),
+        leave_out=sorted({*skipped} - {"finished"}),
     )
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
-from cope_sweep.config import expand, load_ablation, row_of
+from cope_sweep.config import expand, load_ablation, row_of, with_overrides
 from cope_sweep.store import Event
 from tests.cli.conftest import TINY
 from tests.helpers.finished_runs import finish, stop
@@ -53,10 +53,14 @@ def test_rows_that_a_search_suggests_are_added(tmp_path, store):
     assert "none · 0.001 · seed 0" in rendered(display)
 
 
-def test_the_board_knows_runs_that_are_finished(plan, store):
+@pytest.mark.parametrize("schedule", ["asha", "none"])
+def test_the_board_knows_runs_that_have_ended_and_are_not_trained_again(plan, store, schedule):
+    plan = expand(with_overrides(plan.ablation, assignments=[f"schedule={schedule}"]))
     finish(store, plan.runs[0], {"in_dist/token_error": 25.0})
     stop(store, plan.runs[1])
-    board = Board.of(plan, store)
+    if schedule == "none":
+        assert Board.of(plan, store).counts() == {"finished": 1, "pending": 3}
+    board = Board.of(plan, store, leave_out=["stopped"])
     assert board.counts() == {"finished": 1, "stopped": 1, "pending": 2}
     board.update(event(board, 2, "running", 0, steps_per_s=1.0))
     assert board.remaining_s() == 12

@@ -56,16 +56,22 @@ def test_list_shows_the_error_of_a_faulty_file(shell):
 
 def test_plan(stored):
     plan = stored.json("plan", "tiny", "--set", "seeds=[0,7]")
-    assert (plan["finished"], plan["to_do"]) == (1, 2)
+    assert (plan["finished"], plan["to_do"]) == (1, 3)
     assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
     assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
     assert plan["estimated_s"] >= plan["least_s"] > RAY_START_S
-    assert plan["basis"].startswith("measured on this store")
+    assert plan["basis"].startswith("scaled from this store's finished runs")
     out, err = stored("plan", "tiny", "--set", "seeds=[0,7]")
     assert "seeds 0, 7: 4 runs" in err
-    assert "1 finished, 1 stopped early, 2 to do: about " in out
+    assert "1 finished, 3 to do: about " in out
     assert "1.2 k" in out
     assert "MiB" in out
+
+
+def test_plan_with_a_schedule_counts_stopped_runs_as_ended(stored):
+    words = ("plan", "tiny", "--set", "seeds=[0,7]", "--set", "schedule=asha")
+    assert stored.json(*words)["basis"].startswith("measured on this store")
+    assert "1 finished, 1 stopped early, 2 to do: about " in stored(*words)[0]
 
 
 def test_the_kernels_of_a_plan(shell):
@@ -308,7 +314,7 @@ def test_status_of_a_sweep_says_why_runs_wait(stored):
     plan = expand(load_ablation(stored.folder / "ablations" / "tiny.yaml"))
     record = write_sweep(Store(stored.folder / "store"), plan)
     members = stored.json("status", record.sweep_id)["members"]
-    assert [bool(member["reason"]) for member in members] == [False, True, False, True]
+    assert [bool(member["reason"]) for member in members] == [False, True, True, True]
     out, _ = stored("status", record.sweep_id)
     assert members[3]["reason"].split(";")[0] in " ".join(out.split())
 

@@ -156,6 +156,12 @@ def test_the_end_of_a_job_ends_its_sweep(child: Path, store: Store, before: str,
     end_submission(store, "20260101-000000-00", "unknown", ("pending",))
 
 
+def test_the_record_of_a_submission_names_the_runs_that_it_does_not_train(child: Path, store: Store) -> None:
+    child.write_text(CHILD + "schedule: asha\n")
+    submission, _ = submitted(child, store, leave_out=["failed"])
+    assert store.sweep(submission.sweep_id).leave_out == ["failed", "stopped"]
+
+
 def test_a_retry_is_another_sweep_of_the_same_runs(child: Path, store: Store) -> None:
     submission, plan = submitted(child, store, leave_out=["failed"], request="x")
     again = retried(submission, "y")

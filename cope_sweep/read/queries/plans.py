@@ -29,7 +29,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.read.tables.runs import training_command
-from cope_sweep.store import DONE, RunRecord, Status, Store
+from cope_sweep.store import RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 LEAST_LOAD = 0.5
@@ -125,7 +125,7 @@ def plan_cost(
     plan: Plan,
     store: Store,
     *,
-    leave_out: Collection[Status] = DONE,
+    leave_out: Collection[Status] = (),
     max_runs: int | None = None,
     start_s: float = RAY_START_S,
 ) -> PlanCost:
@@ -134,10 +134,11 @@ def plan_cost(
     Args:
         plan: The plan.
         store: The store.
-        leave_out: Runs with these statuses are not to do.
+        leave_out: Statuses of further runs that are not to do, beside the plan's `done_statuses`.
         max_runs: Maximum number of runs to do; None: no limit.
         start_s: Seconds until the first run starts.
     """
+    not_trained = {*plan.done_statuses, *leave_out}
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     estimated = estimates(plan, measured_rates(plan, store))
@@ -151,7 +152,7 @@ def plan_cost(
     runs = []
     for run in plan.runs:
         estimate = estimated[run.run_id]
-        record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
+        record = (records.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted()
         runs.append(
             RunCost(
                 **record.progress() | {"steps": run.train.steps},
@@ -163,12 +164,13 @@ def plan_cost(
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
+                to_do=record.status not in not_trained,
                 fits=estimate.memory_bytes * resources.workers <= memory_limit_bytes,
                 resources=resources.shape,
             )
         )
-    suggested = [] if "pending" in leave_out else suggested_estimates(plan, estimated)
-    wanted = [estimated[run.run_id] for run in runs if run.status not in leave_out]
+    suggested = [] if "pending" in not_trained else suggested_estimates(plan, estimated)
+    wanted = [estimated[run.run_id] for run in runs if run.to_do]
     to_do = [*wanted, *suggested][:max_runs]
     groups = worker_groups(plan)
     counts = Counter(run.status for run in runs)

@@ -86,7 +86,6 @@ from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
     ACTIVE,
-    DONE,
     QueryError,
     RunFolder,
     RunPage,
@@ -278,7 +277,7 @@ class Queries:
             lacking = [
                 MissingRun(**record.progress() | {"steps": run.train.steps}, seed=run.seed)
                 for record, run in records
-                if record.status not in DONE
+                if record.status not in results.plan.done_statuses
             ]
             if lacking:
                 rows.append(MissingRow(row=row.name, runs=lacking))

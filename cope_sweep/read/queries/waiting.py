@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cope_sweep.store import ACTIVE, DONE, RunRecord, Status, SweepSummary
+from cope_sweep.store import ACTIVE, ENDED, RunRecord, Status, SweepSummary
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Waiting:
             if is_active:
                 return f"waits for the sweep {run.sweep_id}, which {does}"
             return f"the sweep {run.sweep_id} {does}"
-        has_ended = run.status in DONE or (run.status == "failed" and is_own)
+        is_kept = run.status == "stopped" and "stopped" in self.leave_out
+        has_ended = run.status == "finished" or is_kept or (run.status in ENDED and is_own)
         if not is_active or has_ended or self._trains(run):
             return None
         if self.is_stopping:
@@ -54,7 +55,7 @@ class Waiting:
             return f"next: {place}" + (f"; attempt {run.attempt}" if run.attempt > 1 else "")
         if run.status == "failed":
             return f"{place}; failed in the sweep {run.sweep_id} and is tried again"
-        return f"{place}; continues from step {run.step}" if run.status == "interrupted" else place
+        return f"{place}; continues from step {run.step}" if run.status in ("interrupted", "stopped") else place
 
     @staticmethod
     def _trains(run: RunRecord) -> bool:

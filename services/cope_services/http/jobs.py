@@ -26,7 +26,7 @@ from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
 from cope_sweep.read.queries.plans import plan_cost
-from cope_sweep.store import ACTIVE, DONE, Budget, Store, Submission, open_store, read_submission
+from cope_sweep.store import ACTIVE, Budget, Store, Submission, open_store, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
@@ -62,8 +62,7 @@ class SweepJobs:
     def preview(self, request: SweepRequest) -> PlanCost:
         """The cost of a sweep. Raises InvalidError, NotFoundError."""
         _, _, plan = self.planned(request)
-        left_out = {*DONE, *request.leave_out}
-        return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
+        return plan_cost(plan, self.queries.store, leave_out=request.leave_out, max_runs=request.max_runs)
 
     def submit(self, sweep_id: str, request: SweepRequest) -> SweepState:
         """Submit a sweep with an id that the client has chosen; if the same request has submitted it, return it.
@@ -123,16 +122,16 @@ class SweepJobs:
             ) from None
         if (active := self._active_retry(sweep_id)) is not None:
             return active
+        again = retried(before, request=f"retry {sweep_id}")
+        plan = submitted_plan(again)
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
-        if not sum(number for status, number in counts.items() if status not in DONE):
+        if not counts.keys() - {*plan.done_statuses}:
             raise ConflictError(
                 f"sweep {sweep_id} has no run left to train: all are finished or were stopped early",
                 code="nothing_left",
                 sweep_id=sweep_id,
             )
-        cluster = self._cluster()
-        again = retried(before, request=f"retry {sweep_id}")
-        return self._start(again, submitted_plan(again), cluster, lambda: self._active_retry(sweep_id))
+        return self._start(again, plan, self._cluster(), lambda: self._active_retry(sweep_id))
 
     def stop(self, sweep_id: str) -> SweepState:
         """Stop a sweep: its runs write checkpoints first. If it has not started, its job is stopped.

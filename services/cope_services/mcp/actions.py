@@ -23,7 +23,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.read.tables.comparisons import least_compared
 from cope_sweep.read.tables.stats import least_seeds
-from cope_sweep.store import ACTIVE, DONE, SweepProgress
+from cope_sweep.store import ACTIVE, SweepProgress
 
 MAX_WAIT_S = 300
 POLL_S = 0.5
@@ -138,7 +138,7 @@ def cost_lines(cost: PlanCost) -> list[str]:
     table = []
     for name, runs in rows.items():
         statuses = ", ".join(f"{number} {status}" for status, number in Counter(run.status for run in runs).items())
-        seconds = sum(run.estimated_s for run in runs if run.status not in DONE)
+        seconds = sum(run.estimated_s for run in runs if run.to_do)
         memory_mib = max(run.estimated_memory_bytes for run in runs) / 2**20
         fits = "" if all(run.fits for run in runs) else ": too large for this machine"
         table.append([name, statuses, runs[0].parameters, f"{seconds / 60:.1f} min", f"{memory_mib:.0f} MiB{fits}"])

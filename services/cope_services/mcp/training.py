@@ -20,7 +20,7 @@ from cope_sweep.api.requests import SweepRequest
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.plans import plan_cost
-from cope_sweep.store import ACTIVE, DONE, Budget, open_store
+from cope_sweep.store import ACTIVE, Budget, open_store
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import new_submission, record_submission, settle_submission
 
@@ -105,8 +105,7 @@ class Training:
             open_store(settings.store, index=settings.index or None, create=True)  # makes the folder
             store = self.jobs.queries.store
             plan = recorded_plan(plan, store)
-            left_out = {*DONE, *request.leave_out}
-            cost = plan_cost(plan, store, leave_out=left_out, max_runs=request.max_runs)
+            cost = plan_cost(plan, store, leave_out=request.leave_out, max_runs=request.max_runs)
             if not cost.to_do:
                 raise ConflictError("all runs are finished: there is nothing to train", code="nothing_left")
             self.check(cost.to_do, cost.least_s)

@@ -14,7 +14,7 @@ from tests.helpers.sweeps import end, sweep_record
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "good.yaml").write_text(BASE + "seeds: [0, 1, 2]\n")
+    (tmp_path / "good.yaml").write_text(BASE + "seeds: [0, 1, 2]\nschedule: asha\n")
     return tmp_path
 
 
@@ -53,6 +53,17 @@ def test_costs(plan, used):
         (2, "base", "stopped"),
     ]
     assert {run.parameters for run in costs.runs} == {parameter_count(plan.runs[0])}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "leave_out", "to_do"),
+    [("asha", [], [1]), ("asha", ["failed"], []), ("none", [], [1, 2]), ("none", ["stopped"], [1])],
+)
+def test_stopped_runs_are_to_do_without_a_schedule(plan, used, schedule, leave_out, to_do):
+    plan = expand(with_overrides(plan.ablation, assignments=[f"schedule={schedule}"]))
+    costs = plan_cost(plan, used, leave_out=leave_out)
+    assert [run.seed for run in costs.runs if run.to_do] == to_do
+    assert costs.to_do == len(to_do)
 
 
 def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used, monkeypatch):

@@ -81,6 +81,17 @@ def test_what_failed_or_was_interrupted_is_tried_again_unless_it_is_left_out(sto
     assert {kept[run.run_id][1] for run in rest} == {"stays pending: the sweep leaves such runs out"}
 
 
+def test_a_stopped_run_is_trained_on_unless_the_sweep_leaves_it_out(store):
+    first, *_ = plan_of().runs
+    stop(store, first, "stopped")
+    mine, scheduled = write_sweep(store, plan_of()), write_sweep(store, plan_of(), leave_out=["stopped"])
+    assert members(store, mine)[first.run_id] == (
+        "stopped",
+        "waits for the first worker to start; continues from step 1",
+    )
+    assert members(store, scheduled)[first.run_id] == ("stopped", None)
+
+
 def test_a_sweep_that_stops_or_has_not_started_says_so(store):
     first, *_ = plan_of().runs
     submitted = write_sweep(store, plan_of(), status="pending")

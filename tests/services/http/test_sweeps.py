@@ -32,6 +32,7 @@ from cope_sweep.store import RunRecord, Store, SweepRecord, SweepRun, read_submi
 from cope_sweep.store.index import index
 from cope_sweep.sweep.jobs import job_submission
 from tests.helpers.finished_runs import fail, finish
+from tests.helpers.finished_runs import stop as stop_early
 from tests.helpers.processes import until
 from tests.helpers.sample_store import API, TINY, SampleStore, ServedFolders, serving
 from tests.helpers.scripted_cluster import ScriptedCluster, scripted_cluster
@@ -390,6 +391,15 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     assert (retried["retry_of"], retried["status"]) == (sweep["sweep_id"], "pending")
     assert len(cluster.submitted) == 2
     assert read_submission(store, retried["sweep_id"]).data == read_submission(store, sweep["sweep_id"]).data
+
+    stop_early(store, plan.runs[3])
+    assert client.post(f"{API}/sweeps/preview", json={"ablation": "tiny"}).json()["to_do"] == 1, "there is no schedule"
+    scheduled = {"ablation": "tiny", "set": ["schedule=asha"]}
+    assert client.post(f"{API}/sweeps/preview", json=scheduled).json()["to_do"] == 0
+    cluster.jobs[retried["sweep_id"]]["status"] = "SUCCEEDED"
+    client.post(f"{retried['url']}/stop")
+    retried = client.post(f"{retried['url']}/retry").json()
+    assert retried["status"] == "pending"
 
     finish(store, plan.runs[3], {"in_dist/token_error": 1.0, "dense/token_error": 1.0})
     cluster.jobs[retried["sweep_id"]]["status"] = "SUCCEEDED"

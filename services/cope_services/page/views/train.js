@@ -25,7 +25,7 @@ const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boole
 
 const PAUSE_MS = 500;
 const MOST = 1000; // runs of one request
-const BEGUN = ["running", "failed", "interrupted"]; // statuses of runs that are trained on, or again
+const BEGUN = ["running", "failed", "interrupted", "stopped"]; // statuses of runs that are trained on, or again
 /** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
 const LIMITS = [
   ["max_runs", "train at most", "runs", 1],
@@ -46,12 +46,14 @@ async function sharedRuns(cost) {
 /** What a sweep would train, in words; `cost` is the answer of the service. */
 async function previewed(cost) {
   const total = cost.runs.length + cost.to_suggest;
-  const ended = (cost.counts.finished ?? 0) + (cost.counts.stopped ?? 0);
+  const left = cost.runs.filter((run) => run.to_do);
+  const ended = cost.runs.length - left.length;
   const shared = await sharedRuns(cost);
   if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended. ${shared}`;
   const [least, most] = [cost.least_s, cost.estimated_s].map(duration);
   const memory = Math.max(0, ...cost.runs.map((run) => run.estimated_memory_bytes));
-  const begun = BEGUN.filter((status) => cost.counts[status]).map((status) => `${integer(cost.counts[status])} ${status}`);
+  const counts = BEGUN.map((status) => [status, left.filter((run) => run.status === status).length]);
+  const begun = counts.filter(([, number]) => number).map(([status, number]) => `${integer(number)} ${status}`);
   const tooLarge = cost.runs.filter((run) => !run.fits).length;
   const known = ended ? `; ${integer(ended)} ${ended === 1 ? "has" : "have"} ended and will not be trained again` : "";
   return [
