@@ -208,6 +208,7 @@ class RunFolder:
         """Copy the resume file from an object store to this machine, if the store is in one. Raises StoreError.
 
         `AttemptWriter.clean_up` has copied it to the machine of rank 0 only. There, other ranks replace it by the same.
+        They delete it once all ranks have read it.
         """
         if self.objects:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -205,6 +205,9 @@ def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runti
         elif damage is not None:
             raise CheckpointError(damage)
         check_steps(runtime, trainer.step)
+        if runtime.rank > 0 and folder.objects:
+            # All ranks have read it. Rank 0, on the same machine maybe, writes the next one after a step of all ranks.
+            folder.resume.unlink(missing_ok=True)
     if files:
         files.rewind(trainer.step, notes.get("curve"))
     return Start(trainer, trainer.step, notes.get("spent", {}), restarted)

@@ -50,6 +50,15 @@ def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     assert find_damage(third, checksums=True) == {}
 
 
+def test_other_ranks_keep_no_copy_of_the_resume_file(on_machine):
+    train_run(RUN, on_machine("first").run(RUN.run_id), Runtime(), should_stop=lambda: "interrupted")
+    second = on_machine("second").run(RUN.run_id)
+    second.fetch_resume()
+    assert second.resume.exists()
+    assert train_run(RUN, second, Runtime(rank=1)) == "finished"
+    assert not second.resume.exists()
+
+
 def test_an_older_attempt_is_fenced(on_machine):
     old = on_machine("first").run(RUN.run_id).begin(RUN, "first", 1)
     new = on_machine("second").run(RUN.run_id).begin(RUN, "second", 2)
