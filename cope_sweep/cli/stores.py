@@ -187,7 +187,7 @@ def prune(
     index: IndexOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Free disk space: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
+    """Free disk space: temporary and damaged files, logs of old sweeps; with options, resume files and whole runs.
 
     It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`. Of a store in an
     object store, whole runs are deleted there, and everything else on this machine only.

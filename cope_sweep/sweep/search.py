@@ -67,8 +67,9 @@ class _OpenRow:
 class Search:
     """The search of one sweep: the rows to train, one after another, and what became of them.
 
-    First come rows that have ended and that no sweep has recorded, because a sweep was killed: nothing of them is
-    trained, but whoever asks records them. Then rows of earlier sweeps whose runs have not ended, then new ones.
+    First come rows that have ended and that no sweep has recorded, because a sweep was killed or deleted: nothing of
+    them is trained, but whoever asks records them. Then rows of earlier sweeps whose runs have not ended, then new
+    ones.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class Search:
         rows, trials = {_row_id(row): row for row in self._plan.rows}, self._trials()
         recorded = set(rows)
         for row_id, of_row in trials.items():
-            if row_id not in rows:  # a sweep was killed before it had recorded the row
+            if row_id not in rows:  # a sweep was killed before it had recorded the row, or was deleted since
                 with contextlib.suppress(SpecError, KeyError):
                     rows[row_id] = row_of(self._plan.ablation, of_row[0].params)
         self._known |= rows.keys()
