@@ -379,10 +379,15 @@ class AttemptWriter(RunFolder):
                 shutil.rmtree(path, ignore_errors=True)
             elif not path.name.startswith(".nfs"):  # NFS keeps these for processes that have a deleted file open
                 path.unlink(missing_ok=True)
-        if self.objects:
-            for name in (CURVE_FILE, RESUME_FILE, LOG_FILE):
-                (self.path / name).unlink(missing_ok=True)
-                self.objects.download(self._object(name), self.path / name)
+        self.download(CURVE_FILE, RESUME_FILE, LOG_FILE)
+
+    def download(self, *names: str) -> None:
+        """Replace files of this machine, which may be older, by those of the object store, if the store is in one."""
+        if self.objects is None:
+            return
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+            self.objects.download(self._object(name), self.path / name)
 
     def check_fence(self, *, every_s: float = 0.0) -> None:
         """Raise FencedError if a newer attempt than this one has started.

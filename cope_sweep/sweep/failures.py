@@ -6,6 +6,7 @@ import contextlib
 
 from cope_sweep.config import RunSpec
 from cope_sweep.store import AttemptWriter, RunFolder
+from cope_sweep.store.artifacts import CURVE_FILE, LOG_FILE
 from cope_sweep.store.errors import FencedError
 
 MAX_MESSAGE_CHARACTERS = 500
@@ -36,4 +37,5 @@ def record_failure(
             return
         else:
             own_files = AttemptWriter(folder, attempt)
+            own_files.download(CURVE_FILE, LOG_FILE)  # the process may have been on another machine
         own_files.fail(message[:MAX_MESSAGE_CHARACTERS], details)

@@ -8,6 +8,7 @@ from cope_sweep.store.errors import FencedError
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.prune import delete, waste
+from cope_sweep.sweep.failures import record_failure
 from cope_sweep.train import Runtime, train_run
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish
@@ -57,6 +58,20 @@ def test_other_ranks_keep_no_copy_of_the_resume_file(on_machine):
     assert second.resume.exists()
     assert train_run(RUN, second, Runtime(rank=1)) == "finished"
     assert not second.resume.exists()
+
+
+def test_a_failure_that_another_machine_records_keeps_log_and_curve(on_machine):
+    first, driver = on_machine("first").run(RUN.run_id), on_machine("driver").run(RUN.run_id)
+    driver.begin(RUN, "driver", 1).log({"step": 1, "train/loss": 3.0})
+    own = first.begin(RUN, "first", 2)
+    own.log({"step": 2, "train/loss": 2.0})
+    own.note("in its second attempt")
+    own.set_state("running")
+    record_failure(RUN, driver, 2, "it died", "killed by signal 9", keep_recorded=False)
+    assert [row["step"] for row in driver.curve()] == [1, 2]
+    assert "in its second attempt" in driver.log_text()
+    assert "killed by signal 9" in driver.log_text()
+    assert (driver.status, driver.last_attempt) == ("failed", 2)
 
 
 def test_an_older_attempt_is_fenced(on_machine):
