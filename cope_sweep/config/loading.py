@@ -131,8 +131,6 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
         source = with_inherited(source, folder)
     loaded = _validated(source, name, folder, allow_plugins=allow_plugins)
     _check_base(file_alone, loaded)
-    if folder is not None and loaded.content.tuned is not None:
-        _file_beside(file_alone, "tuned", folder)
     return loaded
 
 
@@ -189,11 +187,15 @@ def _check_base(file_alone: Source, loaded: LoadedAblation) -> None:
 
 
 def load_ablation(path: Path) -> LoadedAblation:
-    """Read an ablation file and import its plugins. Raises SpecError.
+    """Read an ablation file and import its plugins. Raises SpecError, also if `tuned` names no file beside it.
 
     The ablation's name is the file's name without suffix.
     """
-    return validate(read_source(path), path.stem, folder=path.parent)
+    source = read_source(path)
+    loaded = validate(source, path.stem, folder=path.parent)
+    if loaded.content.tuned is not None:
+        _file_beside(source, "tuned", path.parent)
+    return loaded
 
 
 # -- inherit: NAME -----------------------------------------------------------------------------------------------------

@@ -389,6 +389,14 @@ class AttemptWriter(RunFolder):
             (self.path / name).unlink(missing_ok=True)
             self.objects.download(self._object(name), self.path / name)
 
+    def catch_up(self, *names: str) -> None:
+        """`download` the files that do not continue what the object store has: another machine has written them on."""
+        if self.objects is None:
+            return
+        for name in names:
+            if not (read_bytes(self.path / name) or b"").startswith(self.content(name) or b""):
+                self.download(name)
+
     def check_fence(self, *, every_s: float = 0.0) -> None:
         """Raise FencedError if a newer attempt than this one has started.
 

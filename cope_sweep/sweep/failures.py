@@ -37,5 +37,6 @@ def record_failure(
             return
         else:
             own_files = AttemptWriter(folder, attempt)
-            own_files.download(CURVE_FILE, LOG_FILE)  # the process may have been on another machine
+            own_files.check_fence()
+            own_files.catch_up(CURVE_FILE, LOG_FILE)
         own_files.fail(message[:MAX_MESSAGE_CHARACTERS], details)

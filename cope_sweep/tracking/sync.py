@@ -176,7 +176,10 @@ def _ended(store: Store, sweep_ids: Collection[str] | None) -> tuple[dict[str, s
     runs = {
         run_id: run_state(record)
         for run_id, record in store.index.records(run_ids, values=False).items()
-        if record.status not in ACTIVE and sweeps.get(record.sweep_id or "") != "running"
+        if record.status not in ACTIVE
+        and sweeps.get(record.sweep_id or "") != "running"
+        # Runs of an interrupted sweep that another one has trained on are below that one there.
+        and (sweep_ids is None or record.sweep_id is None or record.sweep_id in sweep_ids)
     }
     sent = sweeps if sweep_ids is None else sweeps.keys() & sweep_ids
     return runs, {key: sweeps[key] for key in sent if sweeps[key] not in ACTIVE}

@@ -74,6 +74,29 @@ def test_a_failure_that_another_machine_records_keeps_log_and_curve(on_machine):
     assert (driver.status, driver.last_attempt) == ("failed", 2)
 
 
+def test_a_failure_that_the_same_machine_records_keeps_what_is_not_uploaded_yet(on_machine):
+    folder = on_machine("first").run(RUN.run_id)
+    own = folder.begin(RUN, "first", 1)
+    own.log({"step": 1, "train/loss": 3.0})
+    own.log({"step": 2, "train/loss": 2.0})
+    own.note("before it was killed")
+    record_failure(RUN, folder, 1, "it died", "killed by signal 9", keep_recorded=False)
+    assert [row["step"] for row in on_machine("other").run(RUN.run_id).curve()] == [1, 2]
+    assert "before it was killed" in folder.log_text()
+
+
+def test_a_failure_of_an_older_attempt_changes_no_file_of_the_newer_one(on_machine):
+    folder = on_machine("first").run(RUN.run_id)
+    folder.begin(RUN, "first", 1)
+    newer = folder.begin(RUN, "first", 2)
+    newer.log({"step": 2, "train/loss": 2.0})
+    newer.note("in its second attempt")
+    before = [(folder.path / name).read_bytes() for name in ("curve.jsonl", "log.txt")]
+    record_failure(RUN, folder, 1, "it died", "killed by signal 9", keep_recorded=False)
+    assert [(folder.path / name).read_bytes() for name in ("curve.jsonl", "log.txt")] == before
+    assert folder.status == "running"
+
+
 def test_an_older_attempt_is_fenced(on_machine):
     old = on_machine("first").run(RUN.run_id).begin(RUN, "first", 1)
     new = on_machine("second").run(RUN.run_id).begin(RUN, "second", 2)

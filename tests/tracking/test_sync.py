@@ -269,6 +269,8 @@ def test_a_sweep_sends_what_the_killed_sweep_before_it_could_not_send(store, pla
     assert sync(store, uri, sweep_id=again.sweep_id, timeout_s=0)[1:] == (0, [])
     assert run_of(uri, finished).status == "finished"
     assert sweep_of(uri, killed).status == "killed"
+    third = end_sweep(store, write_sweep(store, plan, reused=[run.run_id for run in plan.runs]))
+    assert sync(store, uri, sweep_id=third.sweep_id, dry_run=True).left == 1, "the sweep itself"
     (store.root / "sweeps" / f"{killed.sweep_id}.json").write_text("{")
     assert sync(store, uri, sweep_id=again.sweep_id, dry_run=True).left == 0
 

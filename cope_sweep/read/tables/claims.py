@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Literal
 from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
+from cope_sweep.frozen import OF_LEARNED, learning_parts
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls, with_controls
 from cope_sweep.read.tables.declared import declared_text
@@ -77,7 +78,7 @@ VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "mixed": "some pairs of rows differ significantly as the claim says, and some the other way",
     "opposite": "some pairs of rows differ significantly the other way, and none as the claim says",
     "not shown": "no pair of rows differs significantly",
-    "too few seeds": "with so few seeds, no difference could be significant",
+    "too few seeds": "with so few seeds, or none of a row that learned the task, no difference could be significant",
     "not testable": f"{ALL_STUCK} (see the shortcuts)",
 }
 """Verdict on a claim about rows → its meaning, below a table of claims."""
@@ -185,7 +186,7 @@ class Finding:
     pairs: tuple[Pair, ...] = ()
     """The pairs of rows that were compared; none for a claim about heads."""
     without_values: int = 0
-    """Number of pairs without finished runs."""
+    """Number of pairs of which a row has no value: it has no finished run, or no seed that has learned the task."""
     is_about_heads: bool = False
     says: Says = "better"
     """What the claim says of the rows called better."""
@@ -415,8 +416,10 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
             ]
             if tested:
                 finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
-            elif any(all(rows[name].counts["finished"] for name, _ in (pair.better, pair.than)) for pair in pairs):
-                finding = replace(finding, verdict="too few seeds")  # none has learned the task
+            elif learning_parts(column.name)[0] == OF_LEARNED and any(
+                all(rows[name].counts["finished"] for name, _ in (pair.better, pair.than)) for pair in pairs
+            ):
+                finding = replace(finding, verdict="too few seeds")
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
             declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
             findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))

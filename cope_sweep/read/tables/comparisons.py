@@ -276,12 +276,11 @@ def _reversed(model: TableModel, row: str, reference: str) -> TableModel:
 
 
 def least_compared(plan: Plan) -> int:
-    """The smallest number of comparisons that a p of the table of this plan is corrected for; 0: nothing is tested."""
+    """The smallest number of comparisons that a p of the report of this plan is corrected for; 0: nothing is tested."""
     against = reference(plan)
-    if against is None:
-        return 0
     model = table_model(plan, {run.run_id: RunRecord(run_id=run.run_id) for run in plan.runs})
-    return min(compared(model, against).family_sizes.values(), default=0)
+    of_rows = compared(model, against).family_sizes if against is not None else {}
+    return min([*of_rows.values(), *map(len, claim_families(model))], default=0)
 
 
 def _uses_cope(encodings: object) -> bool:

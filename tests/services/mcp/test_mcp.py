@@ -176,6 +176,9 @@ def test_a_check_says_when_no_difference_could_be_significant(server: AgentServe
     three = TINY.replace("[absolute]", "[absolute], RoPE: [rope]").replace("[0, 1]", "[0, 1, 2, 3]")
     assert "with 4 of them and 2 comparisons" in answer(server, "check", text=three, name="other")
     assert "too few seeds" not in answer(server, "check", text=three + CLAIM, name="other")
+    # Rows are compared with the paper, and the claim is tested all the same.
+    published = "published:\n  - {match: {model.position: CoPE}, values: {in_dist/token_error: 1.0}, source: Table 2}\n"
+    assert "with 2 of them and 1 comparison," in answer(server, "check", text=TINY + CLAIM + published, name="other")
 
 
 def test_resources(server: AgentServer) -> None:

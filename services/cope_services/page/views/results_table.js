@@ -115,9 +115,12 @@ function shadesOf(rows, metric) {
   return new Map([...shades, ...rows.filter(isGrey).map((row) => [row.row, "unlearned"])]);
 }
 
+/** Of seeds that have learned the task, the better row may have fewer. */
+const isRanked = (metric) => metric.compared && !metric.name.startsWith("of_learned/");
+
 /** The rows, those with the least mean place over the columns first, as in the heatmap; rows without values last. */
 function byRank(rows, metrics) {
-  const found = metrics.filter((metric) => metric.compared).map((metric) => places(rows, metric));
+  const found = metrics.filter(isRanked).map((metric) => places(rows, metric));
   const rank = (row) => {
     const own = found.filter((each) => each.has(row.row)).map((each) => each.get(row.row));
     return own.length ? own.reduce((sum, each) => sum + each, 0) / own.length : Infinity;
@@ -210,7 +213,7 @@ function groupTable(label, rows, context) {
   const metrics = used.length ? used : table.metrics; // nothing is trained yet
   const parameters = rows.some((row) => row.parameters !== null) && !metrics.some(({ name }) => name === "facts.parameters");
   const widths = new Map(metrics.map((metric) => [metric.name, widest(rows, metric)]));
-  const shades = new Map(metrics.filter((metric) => metric.compared).map((metric) => [metric.name, shadesOf(rows, metric)]));
+  const shades = new Map(metrics.filter(isRanked).map((metric) => [metric.name, shadesOf(rows, metric)]));
   const titles = Object.values(table.axes);
   const columns = [
     ["row", (label === null ? titles : titles.slice(1)).join(" · ") || "row", {}],
