@@ -78,8 +78,9 @@ def sync(
     Raises:
         TrackingError: The store was moved or copied, and its SQLite file was not made again.
     """
-    sweep_ids = None if sweep_id is None else {sweep_id} | _interrupted_before(store, sweep_id)
-    database, (runs, sweeps) = sqlite_file(uri), _ended(store, sweep_ids)
+    before = set() if sweep_id is None else _interrupted_before(store, sweep_id)
+    sweep_ids = None if sweep_id is None else {sweep_id, *before}
+    database, (runs, sweeps) = sqlite_file(uri), _ended(store, sweep_id, before)
     if not (runs or sweeps) or (dry_run and database is not None and not database.exists()):
         return Synced(0, len(runs) + len(sweeps), [])
     logger: MLflowLogger | None = None
@@ -97,7 +98,7 @@ def sync(
         errors: dict[str, str] = {}
         try:
             logger = logger or mlflow_logger(store, uri, files)
-            logged, (runs, sweeps) = logger.logged(sweep_ids), _ended(store, sweep_ids)
+            logged, (runs, sweeps) = logger.logged(sweep_ids), _ended(store, sweep_id, before)
             # Runs first: the description of a sweep links those that it has reused.
             missing = [item for item, state in (runs | sweeps).items() if logged.get(item) not in (state, IN_TRASH)]
             left = len(missing)
@@ -166,20 +167,27 @@ def _has_record(store: Store, sweep_id: str) -> bool:
         return False
 
 
-def _ended(store: Store, sweep_ids: Collection[str] | None) -> tuple[dict[str, str], dict[str, str]]:
-    """The runs, and the sweeps, that have ended → their states: all of the store, or of some sweeps."""
+def _ended(store: Store, sweep_id: str | None, before: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The runs, and the sweeps, that have ended → their states: all of the store, or of one sweep.
+
+    `before` are interrupted sweeps, of which the runs count that no other sweep has trained on.
+    """
     sweeps = {sweep.sweep_id: sweep.status for sweep in store.index.sweeps()}
-    run_ids: Iterable[str] = store.index.statuses()
-    if sweep_ids is not None:
-        records = [record for record in map(store.sweep, sweep_ids) if record is not None]
-        run_ids = set().union(*({run.run_id for run in each.runs}.difference(each.reused) for each in records))
+    sent, run_ids = set(sweeps), set(store.index.statuses())
+    if sweep_id is not None:
+        sent, run_ids = {sweep_id, *before}, _trained_by(store, sweep_id)
+        earlier = set().union(*(_trained_by(store, each) for each in before)) - run_ids
+        records = store.index.records(earlier, values=False)
+        run_ids |= {run_id for run_id, record in records.items() if record.sweep_id in before}
     runs = {
         run_id: run_state(record)
         for run_id, record in store.index.records(run_ids, values=False).items()
-        if record.status not in ACTIVE
-        and sweeps.get(record.sweep_id or "") != "running"
-        # Runs of an interrupted sweep that another one has trained on are below that one there.
-        and (sweep_ids is None or record.sweep_id is None or record.sweep_id in sweep_ids)
+        if record.status not in ACTIVE and sweeps.get(record.sweep_id or "") != "running"
     }
-    sent = sweeps if sweep_ids is None else sweeps.keys() & sweep_ids
-    return runs, {key: sweeps[key] for key in sent if sweeps[key] not in ACTIVE}
+    return runs, {key: status for key, status in sweeps.items() if key in sent and status not in ACTIVE}
+
+
+def _trained_by(store: Store, sweep_id: str) -> set[str]:
+    """The runs that a sweep was to train. Raises StoreError."""
+    record = store.sweep(sweep_id)
+    return {run.run_id for run in record.runs}.difference(record.reused) if record else set()
