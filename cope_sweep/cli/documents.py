@@ -396,13 +396,7 @@ def figure(
             show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, split=split,
             index=position, first=first,
         )  # fmt: skip
-        if (text, file, split).count(None) < 2:
-            raise UserError(
-                "--text, --file and --split all name tokens; give only one of them",
-                code="conflicting_options",
-                options=["--text", "--file", "--split"],
-            )
-        typed_text = None if text is None and file is None else read_text_options(text, file)
+        typed_text = _typed_text(text, file, split)
         from cope_sweep.read.figures.figure import Figure, inches  # matplotlib
 
         wanted_size = inches(figure_size)
@@ -446,6 +440,17 @@ def _check_options(
             code="several_figures",
             allowed=list(wanted),
         )
+
+
+def _typed_text(text: str | None, file: Path | None, split: str | None) -> str | None:
+    """The text to draw; None: a sequence of a split. Raises UserError for several of them."""
+    if (text, file, split).count(None) < 2:
+        raise UserError(
+            "--text, --file and --split all name tokens; give only one of them",
+            code="conflicting_options",
+            options=["--text", "--file", "--split"],
+        )
+    return None if text is None and file is None else read_text_options(text, file)
 
 
 def _is_checkpoint(name: str) -> bool:

@@ -562,7 +562,7 @@ class Ablation(Frozen):
         default=None,
         description="The ablation that chose the recipe of each row (its learning rate, say), all rows by the same "
         "draws and on other seeds than those reported; null: one recipe for all rows. Where several files make a claim "
-        "about the same task in the same words, the tuned ones decide. A file names another one in its folder.",
+        "about the same task in the same words, the tuned ones decide. A file of this name must be in the same folder.",
     )
     claims: list[Claim] = Field(
         default=[], description="What the hypothesis says about the rows, so that reports can say whether it holds."

@@ -310,8 +310,8 @@ class RunSpec(Frozen):
             value = getattr(self.evaluate, key)
             if value is not None and not self.task.has_windows:
                 raise InvalidValue(
-                    f"evaluate.{key} = {value} is of windows over a text, but {self.task.kind} generates sequences; "
-                    "remove it",
+                    f"evaluate.{key} = {value} applies to windows over a text, but {self.task.kind} generates "
+                    "sequences; remove it",
                     key=f"evaluate.{key}",
                     task=self.task.kind,
                 )

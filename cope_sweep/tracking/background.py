@@ -24,7 +24,7 @@ INTERVAL_S = 2.0
 MAX_INTERVAL_S = 30.0
 """The interval doubles each time that MLflow refuses, up to this."""
 SWEEP_INTERVAL_S = 10.0
-"""Between two descriptions of the sweep, each of which reads its record and counts its runs."""
+"""Between two descriptions of the sweep. Each reads its record and counts its runs."""
 REFUSED_S = 3.0
 """How long the end of a sweep tries a server that refuses: the user waits."""
 PATIENCE_S = 60.0

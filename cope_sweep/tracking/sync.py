@@ -170,13 +170,13 @@ def _has_record(store: Store, sweep_id: str) -> bool:
 def _ended(store: Store, sweep_id: str | None, before: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The runs, and the sweeps, that have ended → their states: all of the store, or of one sweep.
 
-    `before` are interrupted sweeps, of which the runs count that no other sweep has trained on.
+    `before` are interrupted sweeps: of their runs, those that no other sweep has continued.
     """
     sweeps = {sweep.sweep_id: sweep.status for sweep in store.index.sweeps()}
     sent, run_ids = set(sweeps), set(store.index.statuses())
     if sweep_id is not None:
-        sent, run_ids = {sweep_id, *before}, _trained_by(store, sweep_id)
-        earlier = set().union(*(_trained_by(store, each) for each in before)) - run_ids
+        sent, run_ids = {sweep_id, *before}, _runs_to_train(store, sweep_id)
+        earlier = set().union(*(_runs_to_train(store, each) for each in before)) - run_ids
         records = store.index.records(earlier, values=False)
         run_ids |= {run_id for run_id, record in records.items() if record.sweep_id in before}
     runs = {
@@ -187,7 +187,7 @@ def _ended(store: Store, sweep_id: str | None, before: Collection[str]) -> tuple
     return runs, {key: status for key, status in sweeps.items() if key in sent and status not in ACTIVE}
 
 
-def _trained_by(store: Store, sweep_id: str) -> set[str]:
-    """The runs that a sweep was to train. Raises StoreError."""
+def _runs_to_train(store: Store, sweep_id: str) -> set[str]:
+    """The ids of the runs that a sweep was to train. Raises StoreError."""
     record = store.sweep(sweep_id)
     return {run.run_id for run in record.runs}.difference(record.reused) if record else set()

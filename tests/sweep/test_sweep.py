@@ -148,13 +148,19 @@ def test_stopped_runs_are_trained_again_only_without_the_schedule(store: Store, 
     assert executor.work.schedule == plan.schedule
 
 
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_a_run_that_is_tried_again_and_does_not_start_is_not_started(store: Store, status: str) -> None:
-    """Ctrl-C while runs that failed before wait in Tune's queue, which are leased."""
+def ended_before(store: Store, status: str) -> Plan:
+    """A plan whose first run has ended with a status in another sweep; the others are finished."""
     plan = plan_of()
     with other_sweep(store) as other:
         for run in plan.runs:
             enter(other, run, "finished" if run is not plan.runs[0] else status)
+    return plan
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_run_that_is_tried_again_and_does_not_start_is_not_started(store: Store, status: str) -> None:
+    """Ctrl-C while runs that failed before wait in Tune's queue, which are leased."""
+    plan = ended_before(store, status)
     events: list[Event] = []
 
     class Interrupted(Scripted):
@@ -181,10 +187,7 @@ def test_a_run_that_is_tried_again_and_does_not_start_is_not_started(store: Stor
 def test_a_run_that_is_tried_again_and_whose_process_dies_before_its_attempt_begins_has_failed(
     store: Store, keep_recorded: bool
 ) -> None:
-    plan = plan_of()
-    with other_sweep(store) as other:
-        for run in plan.runs:
-            enter(other, run, "finished" if run is not plan.runs[0] else "failed")
+    plan = ended_before(store, "failed")
     events: list[Event] = []
 
     class Died(Scripted):

@@ -186,7 +186,7 @@ class Finding:
     pairs: tuple[Pair, ...] = ()
     """The pairs of rows that were compared; none for a claim about heads."""
     without_values: int = 0
-    """Number of pairs of which a row has no value: it has no finished run, or no seed that has learned the task."""
+    """Number of pairs with a row without values: none of its runs is finished, or none has learned the task."""
     is_about_heads: bool = False
     says: Says = "better"
     """What the claim says of the rows called better."""

@@ -98,8 +98,8 @@ class Table:
     def verdict(self, row: str) -> Verdict:
         """The verdict on one row, where all rows are compared with one. Raises QueryError."""
         name = find_row(self._compared, row).row
-        for each in verdicts(self.results, self._compared, self.question.margin, name):
-            return each
+        if (found := next(verdicts(self.results, self._compared, self.question.margin, name), None)) is not None:
+            return found
         raise QueryError(f"{name!r} is both rows; compare it with another one", code="same_row", row=name)
 
     @property
