@@ -29,43 +29,6 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 BEGIN, END = "<!-- made by python -m docs.generate -->\n", "<!-- end -->\n"
 
-PAPERS = {
-    "absolute": "1705.03122",
-    "sinusoidal": "1706.03762",
-    "relative": "1803.02155",
-    "rope": "2104.09864",
-    "alibi": "2108.12409",
-    "t5": "1910.10683",
-    "cope": "2405.18719",
-    "cope_mlp": "2405.18719",
-    "cope_alibi": "2405.18719",
-    "fox": "2503.02130",
-    "path": "2505.16381",
-    "stick_breaking": "2410.17980",
-    "tra": "2503.23174",
-    "grape_ap": "2512.07805",
-    "selective_rope": "2511.17388",
-    "darope": "2609.34556",
-    "xpos": "2212.10554",
-    "kerple": "2205.09921",
-    "fire": "2310.04418",
-    "dape": "2405.14722",
-    "short_convolution": "2109.08668",
-    "pope": "2509.10534",
-    "mapformer_wm": "2511.19279",
-    "mapformer_em": "2511.19279",
-    "carope": "2507.23083",
-    "repo": "2512.14391",
-    "window": "2004.05150",
-}
-"""The paper of each encoding, by its number on arXiv, which starts with year and month."""
-CODE = {
-    "wall": ("2026", "fla-org/flash-linear-attention"),
-    "inkling": ("2026", "huggingface/transformers"),
-    "temperature": ("2025", "huggingface/transformers"),
-}
-"""Year and repository, on GitHub, of encodings that have no paper."""
-
 KERNEL_SIZES = Dims(dim=64, heads=2, layers=1, context=512)
 MANY_COMMANDS = 4
 """An option that so many commands have, with the same meaning, is listed once."""
@@ -196,11 +159,10 @@ def has_all_kernels() -> bool:
 
 def source_of(kind: str) -> tuple[str, str]:
     """The year of an encoding, and a link to its paper, or to code if it has none."""
-    if kind in CODE:
-        year, repository = CODE[kind]
-        return year, f"[{repository}](https://github.com/{repository})"
-    number = PAPERS[kind]
-    return f"20{number[:2]}", f"[{number}](https://arxiv.org/abs/{number})"
+    published, _, name = ENCODINGS[kind].SOURCE.partition(" ")
+    if published == "arXiv":
+        return f"20{name[:2]}", f"[{name}](https://arxiv.org/abs/{name})"
+    return published, f"[{name}](https://github.com/{name})"
 
 
 def encodings() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class Absolute(Encoding):
     """A learned vector for each position of the context, added to the token embedding."""
+
+    SOURCE: ClassVar[str] = "arXiv 1705.03122"
 
     kind: Literal["absolute"] = "absolute"
     std: Annotated[float, Field(ge=0)] | None = Field(

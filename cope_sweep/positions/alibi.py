@@ -7,7 +7,7 @@ Positions can be random floats instead of i and j (`sampled.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict
 
@@ -49,6 +49,8 @@ def check_slopes(slopes: tuple[float, ...], dims: Dims, kind: str) -> None:
 
 class ALiBi(AttentionEncoding):
     """A penalty proportional to the distance, with a fixed slope for each head."""
+
+    SOURCE: ClassVar[str] = "arXiv 2108.12409"
 
     kind: Literal["alibi"] = "alibi"
     slopes: Slopes | Literal["standard"] = Field(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, Strict
 
@@ -111,6 +111,9 @@ class Attention:
 
 class Encoding(Kind):
     """A position encoding. Subclasses set `kind` and override the hooks that they need; each default does nothing."""
+
+    SOURCE: ClassVar[str] = ""
+    """Where it was published: `arXiv NUMBER`, or, without a paper, year and GitHub repository: `2026 OWNER/NAME`."""
 
     @property
     def scores(self) -> bool:

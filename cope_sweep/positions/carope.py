@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 class CARoPE(RotaryEncoding):
     """Context-aware RoPE: each token decides how fast the pairs of a head turn."""
+
+    SOURCE: ClassVar[str] = "arXiv 2507.23083"
 
     kind: Literal["carope"] = "carope"
     base: float = Field(default=10_000.0, gt=1, description="With `bias`: training starts as RoPE with this base.")

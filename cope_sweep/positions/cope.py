@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -177,6 +177,8 @@ class ContextualEncoding(AttentionEncoding):
 
 class CoPE(ContextualEncoding):
     """Contextual position encoding: an embedding for each integer position, interpolated linearly between them."""
+
+    SOURCE: ClassVar[str] = "arXiv 2405.18719"
 
     kind: Literal["cope"] = "cope"
     p_max: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(

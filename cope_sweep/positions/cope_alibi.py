@@ -10,7 +10,7 @@ one for each head and layer, and `slope_sign` does not apply to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class CoPEALiBi(ContextualEncoding):
     """Contextual positions times a slope."""
+
+    SOURCE: ClassVar[str] = "arXiv 2405.18719"
 
     kind: Literal["cope_alibi"] = "cope_alibi"
     slopes: Slopes | Literal["standard", "learned"] = Field(

@@ -14,7 +14,7 @@ such attention is computed in blocks of queries, with N multiply-adds for each s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 class CoPEMLP(ContextualEncoding):
     """Contextual positions, embedded by an MLP with one hidden layer."""
+
+    SOURCE: ClassVar[str] = "arXiv 2405.18719"
 
     kind: Literal["cope_mlp"] = "cope_mlp"
     hidden: Annotated[int, Field(ge=1, le=10**9)] = Field(default=64, description="Hidden units: the paper's N.")

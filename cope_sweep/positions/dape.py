@@ -9,7 +9,7 @@ own hidden units then have LeakyReLU, as in the released code).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ STATIC: dict[str, AttentionEncoding] = {"alibi": ALiBi(), "kerple": Kerple(), "f
 
 class DAPE(AttentionEncoding):
     """Data-adaptive position encoding."""
+
+    SOURCE: ClassVar[str] = "arXiv 2405.14722"
 
     kind: Literal["dape"] = "dape"
     bias: Literal["alibi", "kerple", "fire"] = Field(default="kerple", description="The static bias.")

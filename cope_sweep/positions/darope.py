@@ -42,6 +42,7 @@ class DaRoPE(RotaryEncoding):
 
     VERSION = 2
     # The version tells the readings apart: runs of the guessed one keep the ids that they had before the text's.
+    SOURCE: ClassVar[str] = "arXiv 2609.34556"
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("reading",)
 
     kind: Literal["darope"] = "darope"

@@ -9,7 +9,7 @@ times a learned factor that starts at 1) are those of a layer. DAPE's training c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ SLOPE = 0.01
 
 class FIRE(AttentionEncoding):
     """Functional interpolation of relative positions."""
+
+    SOURCE: ClassVar[str] = "arXiv 2310.04418"
 
     kind: Literal["fire"] = "fire"
     hidden: int = Field(default=32, ge=1, le=10**6, description="Hidden units of the MLP.")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 class FoX(AttentionEncoding):
     """Forget gates: each token decays the attention to all tokens before it."""
+
+    SOURCE: ClassVar[str] = "arXiv 2503.02130"
 
     kind: Literal["fox"] = "fox"
     scaled: bool = Field(default=True, description="Whether q·k is divided by √K. false: CABLE, as released.")

@@ -12,7 +12,7 @@ N(0, 1/(4·D)), ours as the family's linear layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 class GrapeAP(AttentionEncoding):
     """Path-integral additive bias: the decay along the path from key to query depends on the query."""
+
+    SOURCE: ClassVar[str] = "arXiv 2512.07805"
 
     kind: Literal["grape_ap"] = "grape_ap"
     reading: Literal["text", "released"] = Field(default="text", description="Where text and released code differ.")

@@ -17,7 +17,7 @@ Shapes: M curves (d), E distances.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 class Inkling(AttentionEncoding):
     """Curves over the distance, mixed by numbers that each query chooses."""
+
+    SOURCE: ClassVar[str] = "2026 huggingface/transformers"
 
     kind: Literal["inkling"] = "inkling"
     curves: Annotated[int, Field(ge=1, le=10**6)] = Field(default=16, description="Number of curves.")

@@ -6,7 +6,7 @@ p and a are learned for each head and layer, at least 0.01, and start uniformly 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.relative import distances
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Kerple(AttentionEncoding):
     """A learned penalty that grows with the logarithm of the distance."""
+
+    SOURCE: ClassVar[str] = "arXiv 2205.09921"
 
     kind: Literal["kerple"] = "kerple"
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 class MapFormerEM(SteppingEncoding):
     """Logits of content times logits of positions, which are running sums of signed steps."""
+
+    SOURCE: ClassVar[str] = "arXiv 2511.19279"
 
     kind: Literal["mapformer_em"] = "mapformer_em"
     product: Literal["os", "s", "o"] = Field(

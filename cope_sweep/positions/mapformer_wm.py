@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -99,6 +99,8 @@ class SteppingEncoding(RotaryEncoding):
 
 class MapFormerWM(SteppingEncoding):
     """Rotations by running sums of signed steps, which each token decides, with learned frequencies."""
+
+    SOURCE: ClassVar[str] = "arXiv 2511.19279"
 
     kind: Literal["mapformer_wm"] = "mapformer_wm"
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -48,6 +48,8 @@ EPS = 1e-6
 
 class PaTH(AttentionEncoding):
     """Accumulated Householder transformations between a key and a query."""
+
+    SOURCE: ClassVar[str] = "arXiv 2505.16381"
 
     kind: Literal["path"] = "path"
     rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")

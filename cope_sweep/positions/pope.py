@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 class PoPE(AttentionEncoding):
     """Polar coordinates: the content of a channel decides its magnitude, the position its phase."""
+
+    SOURCE: ClassVar[str] = "arXiv 2509.10534"
 
     kind: Literal["pope"] = "pope"
     base: float = Field(default=10_000.0, gt=1, description="The slowest channel completes a turn in 2π·base tokens.")

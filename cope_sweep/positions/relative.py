@@ -13,7 +13,7 @@ as printed: not divided, zeros, a table for each layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 class Relative(AttentionEncoding):
     """A learned vector for each distance i − j, shared by the heads or for each of them."""
+
+    SOURCE: ClassVar[str] = "arXiv 1803.02155"
 
     kind: Literal["relative"] = "relative"
     positions: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(

@@ -18,7 +18,7 @@ Shapes: C = K/2 pairs of components; M hidden units.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 class RePo(RotaryEncoding):
     """Re-positioning: rotations by a position that the content of a token decides, without an order."""
+
+    SOURCE: ClassVar[str] = "arXiv 2512.14391"
 
     kind: Literal["repo"] = "repo"
     base: float = Field(default=500_000.0, gt=1, description="As RoPE's.")

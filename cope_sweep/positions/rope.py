@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -52,6 +52,8 @@ class RotaryEncoding(AttentionEncoding):
 
 class RoPE(RotaryEncoding):
     """Rotary position embedding."""
+
+    SOURCE: ClassVar[str] = "arXiv 2104.09864"
 
     kind: Literal["rope"] = "rope"
     base: float = Field(

@@ -20,7 +20,7 @@ Shapes: C = K/2 pairs of components.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,8 @@ BASE = 500_000.0
 
 class SelectiveRoPE(RotaryEncoding):
     """Rotations that depend on the input."""
+
+    SOURCE: ClassVar[str] = "arXiv 2511.17388"
 
     kind: Literal["selective_rope"] = "selective_rope"
     rank: int = Field(default=16, ge=1, le=10**6, description="Rank of the projection to φ.")

@@ -10,7 +10,7 @@ convolution's. Taps start as PaTH's and Selective RoPE's, like torch's convoluti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 class ShortConvolution(AttentionEncoding):
     """Each channel of queries and keys is a weighted sum of the last tokens'."""
+
+    SOURCE: ClassVar[str] = "arXiv 2109.08668"
 
     kind: Literal["short_convolution"] = "short_convolution"
     taps: Annotated[int, Field(ge=1, le=10**6)] = Field(

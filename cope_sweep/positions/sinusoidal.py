@@ -5,7 +5,7 @@ P(t)[2i] = sin(t·base^(−2i/D)),  P(t)[2i + 1] = cos(t·base^(−2i/D))
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Sinusoidal(Encoding):
     """Sines and cosines of the token's position, added to the input."""
+
+    SOURCE: ClassVar[str] = "arXiv 1706.03762"
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: float = Field(default=10_000.0, gt=1, description="Wavelengths range from 2π to 2π·base tokens.")

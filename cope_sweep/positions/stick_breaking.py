@@ -9,7 +9,7 @@ tokens, as CoPE's positions are. There are no parameters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class StickBreaking(AttentionEncoding):
     """Weights that break a stick of length 1 from the nearest key to earlier ones, instead of the softmax."""
+
+    SOURCE: ClassVar[str] = "arXiv 2410.17980"
 
     kind: Literal["stick_breaking"] = "stick_breaking"
     remainder: Literal["drop", "self"] = Field(

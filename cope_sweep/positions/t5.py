@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class T5(AttentionEncoding):
     """A learned bias for each head and bucket of distances."""
+
+    SOURCE: ClassVar[str] = "arXiv 1910.10683"
 
     kind: Literal["t5"] = "t5"
     buckets: Annotated[int, Field(ge=2, le=10**9)] = Field(default=32, description="Number of buckets.")

@@ -10,7 +10,7 @@ encodings compute from queries (CoPE's gates and its table) uses them as they we
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 class Temperature(AttentionEncoding):
     """Queries that grow with the logarithm of their position."""
+
+    SOURCE: ClassVar[str] = "2025 huggingface/transformers"
 
     kind: Literal["temperature"] = "temperature"
     floor: Annotated[int, Field(ge=1, le=10**9)] = Field(

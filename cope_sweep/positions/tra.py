@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cope_sweep.positions.base import (
     Attention,
@@ -35,6 +35,8 @@ EPS = 1e-6
 
 class TRA(AttentionEncoding):
     """Selective sparsity, and a decay with the number of selected keys."""
+
+    SOURCE: ClassVar[str] = "arXiv 2503.23174"
 
     kind: Literal["tra"] = "tra"
 

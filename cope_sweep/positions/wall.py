@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cope_sweep.positions.base import (
     Attention,
@@ -41,6 +41,8 @@ CHUNK = 16
 
 class Wall(AttentionEncoding):
     """Forget gates for each channel of queries and keys."""
+
+    SOURCE: ClassVar[str] = "2026 fla-org/flash-linear-attention"
 
     kind: Literal["wall"] = "wall"
 

@@ -16,7 +16,7 @@ between a key and a query are in the window. Keys before it stay in the cache of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 class Window(AttentionEncoding):
     """A mask of all but the last keys."""
+
+    SOURCE: ClassVar[str] = "arXiv 2004.05150"
 
     kind: Literal["window"] = "window"
     size: Annotated[int, Field(ge=1, le=10**9)] = Field(

@@ -8,7 +8,7 @@ float32 keys overflow beyond about 35,000 tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ GAMMA = 0.4
 
 class XPos(RotaryEncoding):
     """Extrapolatable rotary position embedding."""
+
+    SOURCE: ClassVar[str] = "arXiv 2212.10554"
 
     kind: Literal["xpos"] = "xpos"
     base: float = Field(default=10_000.0, gt=1, description="As RoPE's.")
