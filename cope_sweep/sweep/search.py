@@ -72,16 +72,13 @@ class Search:
     ones.
     """
 
-    def __init__(
-        self, plan: Plan, store: Store, *, retry_failed: bool, stopped_counts: bool, max_runs: int | None
-    ) -> None:
+    def __init__(self, plan: Plan, store: Store, *, skipped: Collection[Status], max_runs: int | None) -> None:
         """Continue the search of a plan.
 
         Args:
             plan: A plan whose `search` is not None, with the rows that sweeps have recorded.
             store: The store.
-            retry_failed: Suggest again runs that have failed before.
-            stopped_counts: A run that was stopped early has ended; else it is suggested again.
+            skipped: The statuses of runs that are not trained again.
             max_runs: The most runs to train; None: no limit.
 
         Raises:
@@ -94,11 +91,7 @@ class Search:
         """The metric that is optimised."""
         self.goal: Goal = plan.search.goal or "min"
         self._plan, self._store, self._left = plan, store, max_runs
-        self._ended: set[Status] = {"finished"}
-        if stopped_counts:
-            self._ended.add("stopped")
-        if not retry_failed:
-            self._ended.add("failed")
+        self._skipped = skipped
         self._known: set[str] = set()
         """The ids of the rows that were suggested, by any sweep."""
         self._next: deque[_OpenRow] = deque()
@@ -152,7 +145,7 @@ class Search:
             row = self._next[0].row
             statuses = self._store.index.statuses(run.run_id for run in row.runs)
         opened = self._open[_row_id(row)] = self._next.popleft()
-        to_train = [run.run_id for run in row.runs if statuses.get(run.run_id) not in self._ended][: self._left]
+        to_train = [run.run_id for run in row.runs if statuses.get(run.run_id) not in self._skipped][: self._left]
         opened.in_training = set(to_train)
         if self._left is not None:
             self._left -= len(to_train)
@@ -205,7 +198,7 @@ class Search:
                 with contextlib.suppress(SpecError, KeyError):
                     rows[row_id] = row_of(self._plan.ablation, of_row[0].params)
         self._known |= rows.keys()
-        told = self._tell(rows.values(), self._ended)
+        told = self._tell(rows.values(), self._skipped)
         self._next.extend(_OpenRow(row) for row_id, row in rows.items() if row_id in told - recorded)
         self._next.extend(_OpenRow(row) for row_id, row in rows.items() if row_id not in told)
 

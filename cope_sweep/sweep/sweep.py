@@ -387,10 +387,7 @@ class _Work:
             return
         from cope_sweep.sweep.search import Search
 
-        search = Search(
-            self.plan, store,
-            retry_failed="failed" not in self.skipped, stopped_counts=self.plan.schedule is not None, max_runs=max_runs,
-        )  # fmt: skip
+        search = Search(self.plan, store, skipped=self.skipped, max_runs=max_runs)
         self.todo = []
         if search.is_exhausted:
             search.close()

@@ -2,7 +2,7 @@
 
 import math
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from optuna.trial import FrozenTrial
 
 from cope_sweep.config import Plan, Row, RunSpec, plan_of_recorded, row_of
 from cope_sweep.config.points import dimensions_of, parameters_of
-from cope_sweep.store import Store
+from cope_sweep.store import ENDED, Status, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import search as search_module
 from cope_sweep.sweep.search import RUN_ID, Search, study_name, study_url
 from tests.helpers.ablation_texts import load
 from tests.helpers.databases import Postgres
-from tests.helpers.finished_runs import fail, finish, stop
+from tests.helpers.finished_runs import begin, fail, finish, stop
+from tests.helpers.sweeps import end as end_run
 
 TEXT = """\
 title: A test
@@ -70,10 +71,8 @@ class Sweep:
     def plan(self) -> Plan:
         return plan_of_recorded(load(self.text), [(row.runs[0].run_id, row.labels) for row in self.rows])
 
-    def search(self, *, retry_failed: bool = True, stopped_counts: bool = False, max_runs: int | None = None) -> Search:
-        return Search(
-            self.plan, self.store, retry_failed=retry_failed, stopped_counts=stopped_counts, max_runs=max_runs
-        )
+    def search(self, *, skipped: Collection[Status] = ("finished",), max_runs: int | None = None) -> Search:
+        return Search(self.plan, self.store, skipped=skipped, max_runs=max_runs)
 
     def next_run(self, search: Search) -> RunSpec:
         row = search.next_row()
@@ -218,9 +217,22 @@ def test_rows_that_are_not_finished_are_suggested_first(sweep: Sweep) -> None:
     assert [row.runs[0].run_id for row in rows[:4] if row] == sweep.ids[1:]
     assert rows[4]
     assert rows[4].runs[0].run_id not in sweep.ids
-    kept = sweep.search(retry_failed=False, stopped_counts=True)
+    kept = sweep.search(skipped=ENDED)
     rows = [kept.next_row() for _ in range(2)]
     assert [row.runs[0].run_id for row in rows if row] == sweep.ids[3:]
+
+
+def test_interrupted_runs_that_are_left_out_are_not_suggested_again(sweep: Sweep) -> None:
+    search = sweep.search()
+    run = sweep.next_run(search)
+    folder = begin(sweep.store, run)
+    folder.set_state("interrupted")
+    end_run(sweep.store, folder)
+    kept = sweep.search(skipped=(*ENDED, "interrupted"))
+    assert kept.remaining == 59
+    row = kept.next_row()
+    assert row is not None
+    assert row.runs[0].run_id != run.run_id
 
 
 def test_another_space_or_metric_starts_with_the_results_that_fit(sweep: Sweep) -> None:
@@ -282,7 +294,7 @@ def test_a_run_that_another_process_has_begun_is_pruned_with_all_of_its_values(s
     again.end(run.run_id)
     assert sweep.states == ["PRUNED"]
     assert (sweep.trials[0].value, sweep.trials[0].intermediate_values) == (0.5, {3: 0.5})
-    sweep.search(stopped_counts=True)
+    sweep.search(skipped=("finished", "stopped"))
     assert len(sweep.trials) == 1
 
 
