@@ -31,7 +31,6 @@ INDEXING = "making the index"
 """Title of the progress bar while the index is made."""
 SENDING = "sending to MLflow", "runs and sweeps"
 """Title and unit of the progress bar while runs are sent."""
-UNFINISHED = ("running", "pending", "interrupted")
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Board:
                 latest[run.run_id] = Event.of(record, steps)
             else:
                 latest[run.run_id] = Event(run_id=run.run_id, steps=steps)
-        return Board(names, latest, time.monotonic(), plan.open_samples)
+        return Board(names, latest, time.monotonic(), 0 if "pending" in leave_out else plan.open_samples)
 
     def add(self, row: Row) -> None:
         """Add a row that the plan's search has suggested."""
@@ -91,7 +90,7 @@ class Board:
 
         None if none has a speed, or while rows are still to be suggested.
         """
-        unfinished = [event for event in self.latest.values() if event.status in UNFINISHED]
+        unfinished = [event for event in self.latest.values() if event.status not in ENDED]
         steps_per_s = sum(event.steps_per_s or 0.0 for event in unfinished if event.status == "running")
         steps_left = sum(event.steps - event.step for event in unfinished)
         return steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
@@ -99,7 +98,7 @@ class Board:
     def steps(self) -> tuple[int, int]:
         """Steps done, and all steps. A run that ended early counts as done to its last step."""
         latest = self.latest.values()
-        done = sum(event.step if event.status in UNFINISHED else event.steps for event in latest)
+        done = sum(event.steps if event.status in ENDED else event.step for event in latest)
         return done, sum(event.steps for event in latest)
 
     def summary(self) -> str:

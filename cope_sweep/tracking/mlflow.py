@@ -187,7 +187,8 @@ class MLflowLogger:
         if status_only:
             return
         sent_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
-        trained_here = [row for run_id, row in records.items() if run_id not in set(record.reused)]
+        reused = set(record.reused)
+        trained_here = [row for run_id, row in records.items() if run_id not in reused]
         points = [
             each for each in content.sweep_points(record, trained_here) if each.step > sent_steps.get(each.key, -1)
         ]

@@ -49,6 +49,8 @@ def test_rows_that_a_search_suggests_are_added(tmp_path, store):
     display.add(row)
     display(Event(run_id=row.runs[0].run_id, status="running", step=3, steps=6, steps_per_s=1.0))
     assert display.board.summary().startswith("1 running · 1 to suggest · 0 s elapsed")
+    retried = Board.of(plan, store, leave_out=["pending"])  # as `retry --failed` does, which suggests nothing
+    assert "to suggest" not in retried.summary()
     assert display.board.remaining_s() is None  # what follows is not known
     assert "none · 0.001 · seed 0" in rendered(display)
 
