@@ -12,7 +12,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.config.keys import flatten
-from cope_sweep.records import RunRecord, SweepSummary, Value
+from cope_sweep.records import ACTIVE, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.model import RECORD_COLUMNS
 from cope_sweep.store.index.tables import SECTIONS, counters, runs, sweep_runs, sweeps
 
@@ -67,17 +67,19 @@ def write_sweep(
     existing = connection.execute(
         select(sweeps.c.runs, sweeps.c.reused).where(sweeps.c.sweep_id == summary.sweep_id)
     ).one_or_none()
+    is_start = expires_s is not None
     values = summary.model_dump(exclude={"counts"}) | {"revision": next_revision(connection)}
-    if expires_s is not None:
+    if is_start:
         values["expires_s"] = expires_s
-    elif summary.status not in ("pending", "running"):
+    elif summary.status not in ACTIVE:
         values |= {"expires_s": None, "stop_requested": False}
     # The members of a sweep stay, and only more may follow: most calls write none. The record of a killed sweep may
     # lack rows that its search has suggested.
     if existing is not None and existing.runs > len(members):
         values |= existing._asdict()
     replace_row(connection, sweeps, values)
-    if existing is None or existing.runs < len(members):
+    # Between the submission of a sweep and its start, others may have finished runs of it.
+    if existing is None or existing.runs < len(members) or (is_start and existing.runs == len(members)):
         connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
         write_members(connection, summary.sweep_id, members)
 

@@ -11,11 +11,11 @@ def row(run=None, status="finished", *, metrics=None, facts=None, **columns):
     return RunRecord.of(run.run_id, status, spec, metrics=metrics or {}, facts=facts or {}, **columns)
 
 
-def summary(sweep_id, status="finished", *, ablation="tiny", started_ms=1, runs=0):
+def summary(sweep_id, status="finished", *, ablation="tiny", started_ms=1, runs=0, reused=0):
     """The summary of a sweep."""
     return SweepSummary(
         sweep_id=sweep_id, ablation=ablation, title="t", status=status, executor="local", started_ms=started_ms,
-        ended_ms=None, runs=runs, reused=0,
+        ended_ms=None, runs=runs, reused=reused,
     )  # fmt: skip
 
 

@@ -166,6 +166,16 @@ def test_rows_that_the_record_of_a_killed_sweep_lacks_stay(index):
     assert (index.sweep("a").runs, index.sweep("a").status) == (2, "interrupted")
 
 
+def test_a_sweep_that_starts_says_which_runs_others_finished_since_its_submission(index):
+    write_sweep(index, "a", [RUN, OTHER], "pending")
+    index.write_sweep(
+        summary("a", "running", runs=2, reused=1),
+        [each | {"reused": True} for each in members([RUN])] + members([OTHER], first=1),
+        ttl_s=60,
+    )
+    assert [member["reused"] for member in index.members("a")] == [True, False]
+
+
 def test_of_several_processes_one_adds_a_sweep_and_the_others_find_it(index, index_url):
     run_ids = [RUN.run_id, OTHER.run_id]
 
