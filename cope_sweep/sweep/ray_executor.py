@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
 
 from cope_sweep.store.tokens import token
 from cope_sweep.sweep.cluster import connected, plugin_runtime_env
@@ -33,7 +30,8 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     prefetch.start()
     logs = work.store.root / "logs" / work.sweep_id
     cluster = connected(address, logs / "ray.log", runtime_env=plugin_runtime_env(work.plugins))
-    with _scratch() as scratch, token(work.store, work.sweep_id) as name, cluster as is_own:
+    own_files = tempfile.TemporaryDirectory(prefix="cope-sweep-", ignore_cleanup_errors=True)  # Tune's
+    with own_files as scratch, token(work.store, work.sweep_id) as name, cluster as is_own:
         prefetch.join()
         from cope_sweep.sweep.ray_sweep import RaySweep
 
@@ -41,13 +39,3 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     for path in logs.glob("*.log"):  # each process that trains opens one, and most write nothing
         if not path.stat().st_size:
             path.unlink()
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    """A folder for Tune's files."""
-    scratch = tempfile.mkdtemp(prefix="cope-sweep-")
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cope_sweep.train import StopRequest
 
 
 @dataclass(frozen=True)
 class StopOrder:
     """A request of the driver that a run ends."""
 
-    request: Literal["interrupted", "stopped"]
+    request: StopRequest
     reason: str = ""
     """Why a scheduler ended the run."""
 
