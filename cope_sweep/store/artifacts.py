@@ -21,10 +21,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast, get_args
+from typing import Any, TypedDict, cast
 
 from cope_sweep.config import RunSpec
-from cope_sweep.records import Status
+from cope_sweep.records import STATUSES, Status
 from cope_sweep.redaction import redacted
 from cope_sweep.store.curve import TIME_KEY, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
@@ -52,6 +52,12 @@ CURVE_FILE, LOG_FILE = "curve.jsonl", "log.txt"
 RESUME_FILE, CHECKPOINT_FOLDER = "resume.safetensors", "checkpoint"
 CHECKED = {CURVE_FILE, CHECKPOINT_FOLDER}
 """The file and the folder whose content has checksums in a result."""
+MAX_MESSAGE_CHARACTERS = 500
+
+
+def short_message(text: str) -> str:
+    """Why something failed, in one line without secrets. Cut last: the beginning of a secret is one, too."""
+    return redacted(" ".join(text.split()))[:MAX_MESSAGE_CHARACTERS]
 
 
 class CurveMark(TypedDict):
@@ -107,7 +113,7 @@ class RunFolder:
             state.setdefault("worker_id", state.pop("where"))
         if state.get("status") == "damaged":  # a status of older versions
             state["status"] = "interrupted"
-        if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
+        if state and (state.get("status") not in STATUSES or not isinstance(state.get("attempt", 0), int)):
             raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run", file=str(self.path / STATE_FILE))
         return state
 
@@ -326,7 +332,9 @@ class RunFolder:
         """`put_aside`, and say in the run's state what is lost. Raises FencedError."""
         if self.put_aside(problems) and self.spec is not None:  # without a spec, it reads as if it had never started
             self.path.mkdir(parents=True, exist_ok=True)
-            AttemptWriter(self, self.last_attempt).set_state("interrupted", message="; ".join(problems.values()))
+            own_files = AttemptWriter(self, self.last_attempt)
+            own_files.catch_up(CURVE_FILE, LOG_FILE)  # `set_state` sends this machine's, which may be older
+            own_files.set_state("interrupted", message="; ".join(problems.values()))
 
     def lost_files(self, *, checksums: bool = False) -> dict[str, str]:
         """File → what is wrong with it, of the files of a finished run: its result, and those that the result names.
@@ -422,16 +430,17 @@ class AttemptWriter(RunFolder):
         try:
             state = self.state
         except DamagedError:
-            state = {"attempt": self.number or 1}
+            state = {}
         self._upload(CURVE_FILE, LOG_FILE)
         # After the curve and the log: who reads the new state finds what belongs to it.
-        self.write_document(STATE_FILE, state | {"status": status, "updated_ms": _now_ms()} | facts)
+        now = {"status": status, "attempt": self.number or 1, "updated_ms": _now_ms()}
+        self.write_document(STATE_FILE, state | now | facts)
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback."""
-        message, traceback = redacted(message), redacted(traceback)
+        message, traceback = short_message(message), redacted(traceback)
         self.note(traceback or message)
-        self.set_state("failed", message=message, traceback=traceback)
+        self.set_state("failed", message=message, traceback=traceback, sweep_id=self.sweep_id)
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append one row, which has the key `step`, to the curve, with the time of day."""

@@ -9,8 +9,6 @@ from cope_sweep.store import AttemptWriter, RunFolder
 from cope_sweep.store.artifacts import CURVE_FILE, LOG_FILE
 from cope_sweep.store.errors import FencedError
 
-MAX_MESSAGE_CHARACTERS = 500
-
 
 def record_failure(
     run: RunSpec, folder: RunFolder, attempt: int, message: str, details: str, *, keep_recorded: bool
@@ -29,14 +27,9 @@ def record_failure(
     """
     with contextlib.suppress(FencedError):
         folder.repair(run)
-        if folder.result is not None:
-            return
-        if folder.last_attempt < attempt:
-            own_files = folder.begin(run, "", attempt)
-        elif keep_recorded and folder.status == "failed":
-            return
-        else:
-            own_files = AttemptWriter(folder, attempt)
-            own_files.check_fence()
+        own_files = AttemptWriter(folder, attempt)
+        own_files.check_fence()
+        is_recorded = keep_recorded and folder.last_attempt == attempt and folder.status == "failed"
+        if folder.result is None and not is_recorded:
             own_files.catch_up(CURVE_FILE, LOG_FILE)
-        own_files.fail(message[:MAX_MESSAGE_CHARACTERS], details)
+            own_files.fail(message, details)

@@ -30,9 +30,9 @@ from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import has_secrets, redacted, redacted_url, remember
 from cope_sweep.store import ACTIVE, Status, Store, Submission, new_sweep_id, read_submission, write_submission
+from cope_sweep.store.artifacts import short_message
 from cope_sweep.store.provenance import git_commit
 from cope_sweep.store.store import INDEX_VARIABLE, STORE_VARIABLE
-from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 from cope_sweep.sweep.sweep import ended_record, initial_record
 
@@ -589,8 +589,7 @@ def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     lines = [line.strip() for line in (message or "its log is in Ray's dashboard").splitlines() if line.strip()]
     # Of a traceback, the last line has the error.
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
-    reason = redacted(reason)
-    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_MESSAGE_CHARACTERS]}", ACTIVE)
+    end_submission(store, sweep_id, f"the job ended before the sweep did: {short_message(reason)}", ACTIVE)
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:

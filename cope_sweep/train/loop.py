@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
@@ -22,7 +22,7 @@ from cope_sweep.model.checkpoint import save_model
 from cope_sweep.model.load import HeadLoad, beyond_warnings, head_loads, largest_position, load_warnings
 from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
-from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
+from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE, short_message
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
@@ -38,13 +38,12 @@ REPORT_EVERY_S = 0.2
 SAVE_TIME_RATIO = 19
 """The time between two resume files is at least this many times what writing the last one took, so that writing takes
 at most a 20th of the time. Not applied where a file is wanted after every step."""
-MAX_MESSAGE_CHARACTERS = 500
 SAMPLED_SEQUENCES = 4
 """Test sequences on which a run measures what its position logits do, once at the first and at the last evaluation."""
 
 StopRequest = Literal["interrupted", "stopped"]
 """Why a run ends before its last step: `interrupted` continues later, `stopped` was ended by a scheduler."""
-STOP_REQUESTS: tuple[StopRequest, ...] = ("interrupted", "stopped")
+STOP_REQUESTS: tuple[StopRequest, ...] = get_args(StopRequest)
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped", "fenced"]
 
@@ -96,7 +95,7 @@ def train_run(
         return "fenced"
     except Exception as error:
         if files is not None:
-            message = " ".join(described(error).split())[:MAX_MESSAGE_CHARACTERS]
+            message = short_message(described(error))
             try:
                 files.fail(message, traceback.format_exc())
             except FencedError:

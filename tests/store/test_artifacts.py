@@ -357,3 +357,8 @@ class Objects:
 
     def delete(self, name):
         pass
+
+
+def test_a_message_is_redacted_before_it_is_cut(folder):
+    folder.begin(RUN, "host:1").fail("x" * 475 + " postgresql://me:correct-h0rse@host/index", "Traceback …")
+    assert folder.state["message"].endswith("x postgresql://***@host/in")

@@ -74,6 +74,28 @@ def test_a_failure_that_another_machine_records_keeps_log_and_curve(on_machine):
     assert (driver.status, driver.last_attempt) == ("failed", 2)
 
 
+def test_a_lost_file_that_an_older_machine_finds_keeps_log_and_curve(on_machine):
+    first, older = on_machine("first").run(RUN.run_id), on_machine("older").run(RUN.run_id)
+    older.begin(RUN, "older", 1).note("in its first attempt")
+    own = first.begin(RUN, "first", 2)
+    own.note("in its second attempt")
+    own.log({"step": 2, "train/loss": 2.0})
+    own.finish({"test/loss": 1.0}, {})
+    older.interrupt({"checkpoint": "checkpoint: missing"})
+    assert older.status == "interrupted"
+    log_text = on_machine("another").run(RUN.run_id).log_text()
+    assert "in its second attempt" in log_text
+
+
+def test_a_failure_of_a_run_that_did_not_begin_downloads_no_resume_file(on_machine):
+    train_run(RUN, on_machine("first").run(RUN.run_id), Runtime(), attempt=1, should_stop=lambda: "interrupted")
+    driver = on_machine("driver").run(RUN.run_id)
+    record_failure(RUN, driver, 2, "it died", "killed by signal 9", keep_recorded=True)
+    assert (driver.status, driver.last_attempt, driver.resume.exists()) == ("failed", 2, False)
+    driver.fetch_resume()
+    assert driver.resume.exists()
+
+
 def test_a_failure_that_the_same_machine_records_keeps_what_is_not_uploaded_yet(on_machine):
     folder = on_machine("first").run(RUN.run_id)
     own = folder.begin(RUN, "first", 1)
