@@ -112,6 +112,7 @@ def which(
     dropout: float = 0.0,
     hard: bool = False,
     padded: bool = False,
+    tokens: int | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[PathName, str | None]:
     """The path of a layer's attention on this machine, and why it is not a faster one (None: it is the fastest).
@@ -121,16 +122,17 @@ def which(
 
     Args:
         encodings: those that serve the layer.
-        dims: the model's sizes; the layer's queries and keys are the `context`.
+        dims: the model's sizes.
         device: `cpu` or `cuda`.
         dtype: of queries, keys and values: under autocast, its type.
         dropout: the probability of dropping a weight.
         hard: attention is hard.
         padded: sequences have lengths.
+        tokens: of the layer's queries and keys; None: the `context`.
         implementation: the one that the caller asks for.
 
     """
-    tokens = dims.context
+    tokens = dims.context if tokens is None else tokens
     # Meta tensors have neither data nor a device. On a CPU nothing writes to the memory of empty tensors.
     placed = "cpu" if device == "cpu" else "meta"
     with torch.no_grad():

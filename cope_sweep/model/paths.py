@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -27,8 +26,6 @@ class LayerPaths(NamedTuple):
 def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[LayerPaths]:
     """The path of each layer of a training step on `device`, `cpu` or `cuda`, which this machine need not have."""
     bf16 = resources.precision == "bf16" or (resources.precision == "auto" and device == "cuda")
-    # A training step has no longer sequences, whatever the model may be evaluated on.
-    dims = replace(run.dims, context=run.task.length("train"))
 
     def paths() -> Iterator[tuple[str, str | None]]:
         by_layer: dict[tuple[int, ...], tuple[str, str | None]] = {}
@@ -37,11 +34,13 @@ def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[Lay
             if tuple(serving) not in by_layer:
                 by_layer[tuple(serving)] = which(
                     [run.model.position[index] for index in serving],
-                    dims,
+                    run.dims,
                     device=device,
                     dtype=torch.bfloat16 if bf16 else torch.float32,
                     dropout=run.model.dropout,
                     hard=run.model.hard_attention,
+                    # A training step has no longer sequences, whatever the model may be evaluated on.
+                    tokens=run.task.length("train"),
                     implementation=resources.attention,
                 )
             yield by_layer[tuple(serving)]

@@ -1,5 +1,6 @@
 """The paths that a plan shows are those that the model's attention takes."""
 
+import pytest
 import torch
 
 from cope_sweep.config import Resources
@@ -43,3 +44,11 @@ def test_the_implementation_and_the_type_of_the_resources_count():
     [found] = attention_paths(run, Resources(attention="triton"), "cpu")
     assert found.name != "triton"
     assert found.reason is not None
+
+
+@pytest.mark.parametrize("span", [6, 7])
+def test_a_span_can_be_longer_than_the_sequences_in_training(span):
+    run = tiny_run(**{"model.position": [{"kind": "cope", "gate_bias": {"span": span}}]})
+    assert run.task.length("train") <= span < run.dims.context
+    [found] = attention_paths(run, Resources(), "cpu")
+    assert found.layers == (0, 0)
