@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import SchemaValidator, core_schema
 
-from cope_sweep.errors import UserError
+from cope_sweep.errors import InvalidValue, UserError
 from cope_sweep.frozen import Frozen
 from cope_sweep.signals import described, user_code
 
@@ -86,6 +86,16 @@ class Kind(Frozen):
         Override it where the default of a new field means another computation than the class had before.
         """
         return cls.model_fields[name].default
+
+    def refuse(self, names: Iterable[str], reason: str, *, within: str = "") -> None:
+        """Raise InvalidValue where one of these fields is set, which has no effect.
+
+        The key of a field starts with `within`, or else with the `kind`.
+        """
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                key = f"{within or self.kind}.{name}"
+                raise InvalidValue(f"{key} has no effect, because {reason}; remove it", code="no_effect", key=key)
 
     def dump(self, mode: str = "json") -> Any:
         """The spec as plain data: a mapping; the `kind` alone for a `BARE` class with all fields at their defaults."""

@@ -363,6 +363,12 @@ class RunSpec(Frozen):
             )
         changed = self.variant(name)
         check_together(changed, self.dims)
+        if changed == self.model.position:
+            raise InvalidValue(
+                f"evaluate.variants.{name} changes nothing; remove it, or set fields to other values",
+                code="no_effect",
+                key=f"evaluate.variants.{name}",
+            )
         for before, after in zip(self.model.position, changed, strict=True):
             if before.parameters(self.dims) != after.parameters(self.dims):
                 raise InvalidValue(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, computed
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
@@ -38,10 +37,8 @@ class CARoPE(RotaryEncoding):
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
-        if not self.bias and self.base != type(self).model_fields["base"].default:
-            raise InvalidValue(
-                "carope.base has no effect with bias: false; remove it", key="carope.base", setting="bias: false"
-            )
+        if not self.bias:
+            self.refuse(("base",), "carope.bias is false")
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         shape = (dims.heads, dims.input_dim)

@@ -39,6 +39,8 @@ class CoPEALiBi(ContextualEncoding):
         super().check(dims)
         if not isinstance(self.slopes, str):
             check_slopes(self.slopes, dims, self.kind)
+        if self.slopes == "learned":
+            self.refuse(("slope_sign",), "cope_alibi.slopes are learned")
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         learned = {"m": Parameter((dims.heads,), per_layer=True)} if self.slopes == "learned" else {}

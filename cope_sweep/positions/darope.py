@@ -21,12 +21,11 @@ Shapes: C = K/2 pairs of components.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, project, projection
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
@@ -40,9 +39,9 @@ EPS = 1e-6
 class DaRoPE(RotaryEncoding):
     """Rotary position embedding whose slow pairs rotate by what a token decides, or not at all."""
 
+    SOURCE: ClassVar[str] = "arXiv 2609.34556"
     VERSION = 2
     # The version tells the readings apart: runs of the guessed one keep the ids that they had before the text's.
-    SOURCE: ClassVar[str] = "arXiv 2609.34556"
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("reading",)
 
     kind: Literal["darope"] = "darope"
@@ -64,16 +63,9 @@ class DaRoPE(RotaryEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.slow == "none":
-            self._check_at_default(("alpha", "std", "reading"), "slow: none")
+            self.refuse(("alpha", "std", "reading"), "darope.slow is none")
         if self.reading == "guessed":
-            self._check_at_default(("alpha", "std"), "reading: guessed")
-
-    def _check_at_default(self, names: Sequence[str], setting: str) -> None:
-        for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise InvalidValue(
-                    f"darope.{name} has no effect with {setting}; remove it", key=f"darope.{name}", setting=setting
-                )
+            self.refuse(("alpha", "std"), "darope.reading is guessed")
 
     @classmethod
     def default_before(cls, name: str, fields: Mapping[str, Any]) -> Any:

@@ -79,13 +79,10 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
         )
     for encoding in encodings:
         encoding.check(dims)
-        contextual = isinstance(encoding, ContextualEncoding) and encoding.uses_rotated_query
-        if contextual and not any(other.rotates for other in encodings):
-            raise InvalidValue(
-                f"{encoding.kind}.rotated_query has no effect, because no encoding of model.position rotates queries; "
-                "remove it, or add rope",
-                key=f"{encoding.kind}.rotated_query",
-            )
+        if isinstance(encoding, ContextualEncoding) and not any(
+            other.rotates and _common_layers([encoding, other], dims) for other in encodings
+        ):
+            encoding.refuse(("gate_after_rotation", "rotated_query"), "no encoding rotates queries in its layers")
     _check_widening(encodings, dims)
     _check_readings(encodings)
     _check_single([encoding for encoding in encodings if encoding.weighs], "the softmax", dims)

@@ -83,12 +83,12 @@ class RoPE(RotaryEncoding):
                 key="rope.trained",
                 scaling="yarn",
             )
-        if self.scaling == "none" and self.factor != 1:
-            raise InvalidValue(
-                "rope.factor has no effect with scaling: none; choose pi, ntk or yarn",
-                key="rope.factor",
-                scaling="none",
-            )
+        if self.scaling == "none":
+            self.refuse(("factor",), "rope.scaling is none")
+        if self.scaling != "yarn":
+            self.refuse(("trained",), f"rope.scaling is {self.scaling}, and not yarn")
+        if self.factor == 1:
+            self.refuse(("scaling",), "rope.factor is 1")
         if self.scaling == "ntk" and dims.head_dim == 2:
             raise InvalidValue(
                 "rope.scaling: ntk needs a head dimension above 2: with one pair there is no slowest one",

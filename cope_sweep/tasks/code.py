@@ -73,13 +73,8 @@ class Code(FolderTask):
                 value=self.corpus,
             )
         if self.corpus == PACKAGES:
-            for name in ("suffixes", "exclude", "validation_share", "test_share", "split_folders"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise InvalidValue(
-                        f"task.{name} has no effect, because {PACKAGES} has its own files and splits; remove it",
-                        code="no_effect",
-                        key=f"task.{name}",
-                    )
+            names = ("suffixes", "exclude", "validation_share", "test_share", "split_folders")
+            self.refuse(names, f"{PACKAGES} has its own files and splits", within="task")
         return self
 
     def text_folder(self) -> Path | None:

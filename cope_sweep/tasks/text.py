@@ -117,19 +117,13 @@ class Text(LanguageModelling):
                 "task.path and task.dataset are both set; remove one of them", key="task.path", value=self.path
             )
         if self.dataset is None:
-            self._refuse(("configuration", "split", "revision", "files"), "it is for a dataset (task.dataset)")
+            of_datasets = ("configuration", "split", "revision", "files")
+            self.refuse(of_datasets, "it is for a dataset (task.dataset)", within="task")
         else:
-            self._refuse(("encoding",), "it is for text files of this machine (task.path)")
+            self.refuse(("encoding",), "it is for text files of this machine (task.path)", within="task")
         if self.files is not None:
-            self._refuse(("configuration", "split"), "task.files chooses the files")
+            self.refuse(("configuration", "split"), "task.files chooses the files", within="task")
         return self
-
-    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
-        """Raise ValueError where one of these fields is set, which has no effect."""
-        for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                key = f"task.{name}"
-                raise InvalidValue(f"{key} has no effect, because {reason}; remove it", code="no_effect", key=key)
 
     @property
     def places(self) -> dict[str, str]:

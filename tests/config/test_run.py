@@ -68,6 +68,8 @@ def test_variants_have_metrics_of_their_own_and_are_part_of_the_id():
         ({"capped": {"relative.fra": "last"}}, "unknown_key", "evaluate.variants.capped.relative"),
         ({"capped": {"relative.far": "lsat"}}, "literal_error", "relative.far"),
         ({"capped": {"relative": "last"}}, "dict_type", "evaluate.variants.capped.relative"),
+        ({"capped": {"relative": {}}}, "no_effect", "evaluate.variants.capped"),
+        ({"capped": {"relative.far": "none"}}, "no_effect", "evaluate.variants.capped"),
         ({"in_dist": {"relative.far": "last"}}, "variant_of_split", "evaluate.variants.in_dist"),
         ({"a/b": {"relative.far": "last"}}, "string_pattern_mismatch", "evaluate.variants.a/b.[key]"),
     ],

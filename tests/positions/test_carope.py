@@ -82,7 +82,7 @@ def test_a_token_can_slow_the_slower_pairs_and_neither_stop_nor_reverse_them():
 
 
 def test_a_base_without_a_bias_is_an_error():
-    with raises("invalid_value", key="carope.base", setting="bias: false"):
+    with raises("no_effect", key="carope.base"):
         tiny_run(**{"model.position": [{"kind": "carope", "bias": False, "base": 100}]})
 
 

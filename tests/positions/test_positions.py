@@ -61,7 +61,6 @@ class TestHardAttention(EncodingContract):
             [{"kind": "cope", "gate_after_rotation": True, "rotated_query": True}, "rope"],
             {"key": "cope.rotated_query", "other": "gate_after_rotation"},
         ),
-        ([{"kind": "cope_mlp", "rotated_query": True}], {"key": "cope_mlp.rotated_query"}),
         ([{"kind": "alibi", "slopes": [1, 2, 3]}], {"key": "alibi.slopes", "slopes": 3, "heads": 2}),
         ([{"kind": "cope_alibi", "slopes": [1]}], {"key": "cope_alibi.slopes", "slopes": 1, "heads": 2}),
         (["pope", "rope"], {"key": "model.position", "kinds": ["pope", "rope"], "layer": 0}),
@@ -75,12 +74,41 @@ class TestHardAttention(EncodingContract):
         (["stick_breaking", "tra"], {"key": "model.position", "kinds": ["stick_breaking", "tra"], "layer": 0}),
         ([{"kind": "t5", "buckets": 32, "max_distance": 16}], {"key": "t5.max_distance", "value": 16, "buckets": 32}),
         ([{"kind": "rope", "scaling": "yarn", "factor": 2}], {"key": "rope.trained", "scaling": "yarn"}),
-        ([{"kind": "rope", "factor": 2}], {"key": "rope.factor", "scaling": "none"}),
     ],
 )
 def test_impossible_combinations_are_errors_that_name_the_key(position, data):
     with raises("invalid_value", **data):
         tiny_run(**{"model.position": position})
+
+
+@pytest.mark.parametrize(
+    ("position", "key"),
+    [
+        ([{"kind": "cope_mlp", "rotated_query": True}], "cope_mlp.rotated_query"),
+        ([{"kind": "cope", "gate_after_rotation": True}], "cope.gate_after_rotation"),
+        (
+            [{"kind": "cope", "rotated_query": True, "layers": [0]}, {"kind": "rope", "layers": [1]}],
+            "cope.rotated_query",
+        ),
+        ([{"kind": "cope_alibi", "slopes": "learned", "slope_sign": 1}], "cope_alibi.slope_sign"),
+        ([{"kind": "rope", "factor": 2}], "rope.factor"),
+        ([{"kind": "rope", "scaling": "ntk"}], "rope.scaling"),
+        ([{"kind": "rope", "scaling": "yarn", "trained": 6}], "rope.scaling"),
+        ([{"kind": "rope", "scaling": "pi", "factor": 2, "trained": 6}], "rope.trained"),
+    ],
+)
+def test_fields_that_cannot_act_are_errors(position, key):
+    with raises("no_effect", key=key):
+        tiny_run(**{"model.position": position, "model.layers": 2})
+
+
+def test_a_rotated_query_acts_in_the_layers_with_a_rotation():
+    tiny_run(
+        **{
+            "model.position": [{"kind": "cope", "rotated_query": True}, {"kind": "rope", "layers": [1]}],
+            "model.layers": 2,
+        }
+    )
 
 
 @pytest.mark.parametrize(
