@@ -5,21 +5,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.frozen import Frozen
+from cope_sweep.frozen import Count, Frozen, Positive
 
 
 class Resources(Frozen):
     """The resources of a sweep, and how it computes. These settings do not change which runs it trains."""
 
-    groups: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
+    groups: Positive | Literal["auto"] = Field(
         default="auto", description="Runs that are trained at the same time; auto: as many as the cluster has room for."
     )
-    workers: Annotated[int, Field(ge=1, le=10**9)] = Field(
-        default=1, description="Ray Train workers of a run; several train it data-parallel."
-    )
-    cpus: Annotated[int, Field(ge=1, le=10**9)] = Field(
-        default=1, description="CPU cores (and torch threads) per worker."
-    )
+    workers: Positive = Field(default=1, description="Ray Train workers of a run; several train it data-parallel.")
+    cpus: Positive = Field(default=1, description="CPU cores (and torch threads) per worker.")
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description="GPUs per worker; auto: one if the cluster has any. 0.25: four runs of one worker share a GPU.",
@@ -33,7 +29,7 @@ class Resources(Frozen):
     attention: Literal["auto", "reference", "blocked", "native", "triton"] = Field(
         default="auto", description="Attention implementation; auto: the fastest one that this machine supports."
     )
-    micro_batch: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+    micro_batch: Positive | None = Field(
         default=None,
         description="Sequences in one forward and backward pass of a worker; gradients are accumulated. null: the "
         "worker's whole share of the batch. A smaller value needs less memory; the gradient is the same.",
@@ -57,7 +53,7 @@ class Resources(Frozen):
         default=30.0,
         description="Seconds between resumable checkpoints; more if writing one takes long.",
     )
-    max_failures: Annotated[int, Field(ge=0, le=10**9)] = Field(
+    max_failures: Count = Field(
         default=3, description="How often a run is restarted from its last checkpoint after its process died."
     )
     step_timeout_s: Annotated[float, Field(gt=0)] | None = Field(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, Strict
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.frozen import Frozen
+from cope_sweep.frozen import Count, Frozen, Positive
 from cope_sweep.registry import Kind
 from cope_sweep.terms import Term
 
@@ -254,7 +254,7 @@ class Encoding(Kind):
         return weights_BHQS
 
 
-Cut = Annotated[int, Field(ge=1, le=10**9)] | None
+Cut = Positive | None
 """The number of positions that are told apart when a trained model is evaluated; None: all that it was trained with."""
 
 
@@ -294,7 +294,7 @@ def _check_layers(layers: Any) -> Any:
     )
 
 
-LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
+LayerNumbers = Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
 """Accepts a list too: files have no tuples."""
 Layers = Annotated[LayerNumbers | Every | AllButEvery, BeforeValidator(_check_layers)]
 

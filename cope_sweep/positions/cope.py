@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.frozen import Frozen
+from cope_sweep.frozen import Frozen, Positive
 from cope_sweep.positions.base import (
     Attention,
     AttentionEncoding,
@@ -181,7 +181,7 @@ class CoPE(ContextualEncoding):
     SOURCE: ClassVar[str] = "arXiv 2405.18719"
 
     kind: Literal["cope"] = "cope"
-    p_max: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
+    p_max: Positive | Literal["full"] = Field(
         default=64,
         description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1. For sequences "
         "longer than in training take the largest count that matters: later embeddings are hardly trained.",

@@ -14,10 +14,11 @@ such attention is computed in blocks of queries, with N multiply-adds for each s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.terms import PiecewiseLinear
@@ -32,10 +33,8 @@ class CoPEMLP(ContextualEncoding):
     SOURCE: ClassVar[str] = "arXiv 2405.18719"
 
     kind: Literal["cope_mlp"] = "cope_mlp"
-    hidden: Annotated[int, Field(ge=1, le=10**9)] = Field(default=64, description="Hidden units: the paper's N.")
-    p_max: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
-        default=None, description="Positions are clamped to p_max − 1; null: not clamped."
-    )
+    hidden: Positive = Field(default=64, description="Hidden units: the paper's N.")
+    p_max: Positive | None = Field(default=None, description="Positions are clamped to p_max − 1; null: not clamped.")
     activation: Literal["relu", "gelu"] = Field(
         default="relu", description="Of the hidden units. gelu: without fused kernels, so slower."
     )

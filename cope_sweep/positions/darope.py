@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, project, projection
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
@@ -45,7 +46,7 @@ class DaRoPE(RotaryEncoding):
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("reading",)
 
     kind: Literal["darope"] = "darope"
-    length: int = Field(default=512, ge=1, le=10**9, description="L, the length of the training sequences.")
+    length: Positive = Field(default=512, description="L, the length of the training sequences.")
     base: float = Field(default=10_000.0, gt=1, description="As RoPE's.")
     slow: Literal["contextual", "none"] = Field(
         default="contextual", description="Angles of the slow pairs; none: they do not rotate (HoPE)."

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32, computed
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import RelativeLookUp
@@ -36,7 +37,7 @@ class Inkling(AttentionEncoding):
 
     kind: Literal["inkling"] = "inkling"
     curves: Annotated[int, Field(ge=1, le=10**6)] = Field(default=16, description="Number of curves.")
-    distances: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
+    distances: Positive | Literal["full"] = Field(
         default=1024, description="Distances of a curve, 0 … distances − 1; larger ones add nothing. full: the context."
     )
 

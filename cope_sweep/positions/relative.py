@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import Attention, AttentionEncoding, Cut, Dims, Parameter, Tensors
 from cope_sweep.terms import RelativeLookUp
 
@@ -30,7 +31,7 @@ class Relative(AttentionEncoding):
     SOURCE: ClassVar[str] = "arXiv 1803.02155"
 
     kind: Literal["relative"] = "relative"
-    positions: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
+    positions: Positive | Literal["full"] = Field(
         default="full", description="Number of embeddings, for distances 0 … positions − 1; full: the context."
     )
     far: Literal["none", "last"] = Field(

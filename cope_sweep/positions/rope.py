@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import AttentionEncoding, Dims, Tensors
 from cope_sweep.positions.sampled import DESCRIPTION, Sampled
 
@@ -66,7 +67,7 @@ class RoPE(RotaryEncoding):
         default="none", description="How a trained model's angles are changed for longer sequences."
     )
     factor: float = Field(default=1.0, ge=1, description="With `scaling`: how many times as long.")
-    trained: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+    trained: Positive | None = Field(
         default=None, description="With `scaling: yarn`: the length of the training sequences."
     )
     sampled: Sampled = Field(default=None, description=DESCRIPTION)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import AttentionEncoding, Tensors
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ class Temperature(AttentionEncoding):
     SOURCE: ClassVar[str] = "2025 huggingface/transformers"
 
     kind: Literal["temperature"] = "temperature"
-    floor: Annotated[int, Field(ge=1, le=10**9)] = Field(
-        default=8192, description="n₀: the number of tokens from which queries grow."
-    )
+    floor: Positive = Field(default=8192, description="n₀: the number of tokens from which queries grow.")
     scale: Annotated[float, Field(gt=0)] = Field(default=0.1, description="Factor of the logarithm.")
     steps: bool = Field(default=True, description="Grow once in `floor` tokens (Llama 4), or with each (Inkling).")
 

@@ -16,10 +16,11 @@ between a key and a query are in the window. Keys before it stay in the cache of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.positions.base import Attention, AttentionEncoding, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.terms import Window as WindowTerm
@@ -34,9 +35,7 @@ class Window(AttentionEncoding):
     SOURCE: ClassVar[str] = "arXiv 2004.05150"
 
     kind: Literal["window"] = "window"
-    size: Annotated[int, Field(ge=1, le=10**9)] = Field(
-        default=4096, description="Number of keys that a query sees, its own included."
-    )
+    size: Positive = Field(default=4096, description="Number of keys that a query sees, its own included.")
     chunks: bool = Field(
         default=False,
         description="A query sees the earlier keys of its own chunk of `size` tokens; false: the last `size` keys.",

@@ -24,7 +24,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.language import FolderTask
+from cope_sweep.frozen import Positive
+from cope_sweep.tasks.language import FolderTask, Share
 from cope_sweep.text import CorpusName, TextError
 from cope_sweep.text.packages import package_files
 from cope_sweep.text.reading import Files, file_digest
@@ -32,7 +33,6 @@ from cope_sweep.text.sources import Shares
 
 STDLIB, PACKAGES = "python-stdlib", "python-packages"
 
-Share = Annotated[float, Field(gt=0, lt=0.5)]
 Patterns = Annotated[tuple[str, ...], Strict(False)]
 """Accepts a list too: files have no tuples."""
 
@@ -46,7 +46,7 @@ class Code(FolderTask):
         description="python-stdlib: the standard library of the running Python; python-packages: packages of the "
         "project's environment, at pinned versions; any other name: your own folder.",
     )
-    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=4096, description="Number of tokens in a context.")
+    tokens: Positive = Field(default=4096, description="Number of tokens in a context.")
     vocabulary: Annotated[int, Field(ge=257, le=10**9)] = Field(
         default=32000, description="Number of token ids of the model; the tokenizer may have fewer."
     )

@@ -41,6 +41,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Count, Positive
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 
 NONE, PASS, SET, INCREMENT, PRINT = range(5)
@@ -85,14 +86,12 @@ class Counting(GeneratedTask):
     TRAINED: ClassVar[str] = "the number after `print` and a variable"
 
     kind: Literal["counting"] = "counting"
-    variables: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1, description="Number of variables.")
-    operations: Annotated[int, Field(ge=1, le=10**9)] = Field(
-        default=512, description="Largest number of operations in a sequence."
-    )
-    fewest_operations: Annotated[int, Field(ge=1, le=10**9)] = Field(
+    variables: Positive = Field(default=1, description="Number of variables.")
+    operations: Positive = Field(default=512, description="Largest number of operations in a sequence.")
+    fewest_operations: Positive = Field(
         default=3, description="Smallest number of operations; numbers up to `operations` are equally likely."
     )
-    maximum: Annotated[int, Field(ge=0, le=10**9)] = Field(default=10, description="Largest value of a variable.")
+    maximum: Count = Field(default=10, description="Largest value of a variable.")
     set_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1, description="Weight of setting a variable to zero."
     )
@@ -107,11 +106,11 @@ class Counting(GeneratedTask):
     operation_tokens: Literal["parts", "one"] = Field(
         default="parts", description="Tokens of an operation. parts: as released, `a ++;` are two; one: each is one."
     )
-    prints: Annotated[int, Field(ge=1, le=10**9)] = Field(
+    prints: Positive = Field(
         default=1,
         description="Number of queries in a sequence. The last one ends it; the others are among the operations.",
     )
-    train_sequences: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+    train_sequences: Positive | None = Field(
         default=10_000, description="Sequences in the training set, visited in epochs; null: no sequence is repeated."
     )
 

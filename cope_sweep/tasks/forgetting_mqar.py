@@ -20,8 +20,9 @@ import numpy as np
 from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import Batch
-from cope_sweep.tasks.mqar import FILLER, AssociativeRecall, Positive, asking_slots, occurrences
+from cope_sweep.tasks.mqar import FILLER, AssociativeRecall, asking_slots, occurrences
 
 
 class ForgettingMQAR(AssociativeRecall):

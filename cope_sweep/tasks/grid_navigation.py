@@ -36,13 +36,13 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import Batch, GeneratedTask
 from cope_sweep.tasks.flip_flop import Probability
 
 ARROWS = "><^v"
 """Labels of the actions in the first two dimensions; further ones are +3, −3, …"""
 
-Positive = Annotated[int, Field(ge=1, le=10**9)]
 Steps = Annotated[int, Field(ge=2, le=10**9)]
 Width = Annotated[int, Field(ge=2, le=4096)]
 

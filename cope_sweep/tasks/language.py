@@ -27,6 +27,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import IGNORED, Batch, NamedContent, Task, next_name
 from cope_sweep.text import (
     TOKENIZER_FILE,
@@ -65,6 +66,10 @@ def _check_tokenizer_name(name: str) -> str:
     return name
 
 
+Share = Annotated[float, Field(gt=0, lt=0.5)]
+"""The part of a text that is held out for a split."""
+
+
 class LanguageModelling(Task):
     """Language modelling of a text. Subclasses say where it is from."""
 
@@ -73,8 +78,8 @@ class LanguageModelling(Task):
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("tokenizer_file",)
 
     corpus: CorpusName
-    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1024, description="Number of tokens in a context.")
-    stride: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+    tokens: Positive = Field(default=1024, description="Number of tokens in a context.")
+    stride: Positive | None = Field(
         default=None,
         description="Tokens from the start of one test context to the next; null: `tokens`, without overlap.",
     )

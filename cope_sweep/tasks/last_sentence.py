@@ -46,6 +46,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import IGNORED, VALIDATION, Batch, GeneratedTask, NamedContent, Task, next_name
 from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files
@@ -54,8 +55,6 @@ from cope_sweep.text.sources import read_document
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])[\"'”’»)\]]*\s+|\n\s*\n")
 COMPOSED = "composed"
-
-Positive = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class LastSentence(GeneratedTask):

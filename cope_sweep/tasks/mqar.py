@@ -35,11 +35,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
 
 FILLER = 0
-
-Positive = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class AssociativeRecall(GeneratedTask):

@@ -27,6 +27,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import Count, Positive
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
 
 
@@ -41,16 +42,10 @@ class SelectiveCopy(GeneratedTask):
     )
 
     kind: Literal["selective_copy"] = "selective_copy"
-    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=256, description="Number of data tokens.")
-    blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
-        default=256, description="Number of blanks in training and in_dist."
-    )
-    dense_blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
-        default=128, description="Number of blanks in the OOD test set `dense`."
-    )
-    sparse_blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
-        default=512, description="Number of blanks in the OOD test set `sparse`."
-    )
+    tokens: Positive = Field(default=256, description="Number of data tokens.")
+    blanks: Count = Field(default=256, description="Number of blanks in training and in_dist.")
+    dense_blanks: Count = Field(default=128, description="Number of blanks in the OOD test set `dense`.")
+    sparse_blanks: Count = Field(default=512, description="Number of blanks in the OOD test set `sparse`.")
     vocabulary: Annotated[int, Field(ge=4, le=10**9)] = Field(
         default=16, description="Number of token ids: data symbols, one blank and, with a separator, one marker."
     )

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Amount
 from cope_sweep.tasks.base import NamedContent, next_name
-from cope_sweep.tasks.language import LanguageModelling
+from cope_sweep.tasks.language import LanguageModelling, Share
 from cope_sweep.text import CorpusName, TextError, TextSource, data_dir
 from cope_sweep.text.cache import name_of_path
 from cope_sweep.text.hub import REPOSITORY, REVISION, HubTexts, Listing, choose_files, list_dataset
@@ -48,9 +48,6 @@ def _check_revision(revision: str) -> str:
             value=revision,
         )
     return revision
-
-
-Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class Text(LanguageModelling):

@@ -25,15 +25,15 @@ Shapes: N sequences, T tokens, L tokens of a sequence with its answers, E elemen
 
 from functools import lru_cache
 from itertools import permutations
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from cope_sweep.frozen import Positive
 from cope_sweep.tasks.base import Batch, GeneratedTask
 
 Group = Literal["S2", "S3", "S4", "S5", "A3", "A4", "A5", "Z60", "Z120"]
-Length = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class WordProblem(GeneratedTask):
@@ -50,8 +50,8 @@ class WordProblem(GeneratedTask):
         default="A5",
         description="S: all permutations of 2 to 5 things; A: the even ones; Z: addition modulo this number.",
     )
-    elements: Length = Field(default=20, description="Number of elements in training and in_dist.")
-    longer_elements: Length = Field(default=80, description="Number of elements in the OOD test set `longer`.")
+    elements: Positive = Field(default=20, description="Number of elements in training and in_dist.")
+    longer_elements: Positive = Field(default=80, description="Number of elements in the OOD test set `longer`.")
 
     @property
     def vocabulary_size(self) -> int:
