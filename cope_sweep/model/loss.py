@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cope_sweep.positions.base import at_least_float32
 from cope_sweep.sizes import CHUNK_LOGITS
 
 IGNORED = -100
@@ -25,9 +26,8 @@ IGNORED = -100
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """The cross-entropy in nats, summed over the tokens that have a target, in float32 or in float64."""
-    return F.cross_entropy(
-        _wide(logits_BTV.flatten(0, -2)), targets_BT.flatten(), reduction="sum", ignore_index=IGNORED
-    )
+    logits_NV = at_least_float32(logits_BTV.flatten(0, -2))
+    return F.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum", ignore_index=IGNORED)
 
 
 def output_loss(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class _ChunkedLoss(torch.autograd.Function):
             start = 0
             for part_ND, targets in _chunks(hidden_ND, targets_N, rows):
                 hidden = part_ND.to(dtype)
-                log_p_NV = torch.log_softmax(_wide(hidden @ weight.T), dim=-1)
+                log_p_NV = torch.log_softmax(at_least_float32(hidden @ weight.T), dim=-1)
                 losses.append(F.nll_loss(log_p_NV, targets, reduction="sum", ignore_index=IGNORED))
                 if any(ctx.needs_input_grad):
                     grad_logits_NV = _gradient_of_logits(log_p_NV, targets).to(dtype)
@@ -116,10 +116,6 @@ def _add_product(sum_VD: Tensor, left_NV: Tensor, right_ND: Tensor) -> None:
         sum_VD.addmm_(left_NV.T, right_ND)
     else:
         sum_VD += left_NV.T @ right_ND
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _chunk_rows(weight_VD: Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -69,6 +69,11 @@ class Batch:
             np.concatenate([b.answers_NT for b in batches]),
             {name: np.concatenate([b.units_N[name] for b in batches]) for name in batches[0].units_N},
         )
+
+
+def ranges(name: str, value: np.ndarray, ends: Sequence[int]) -> dict[str, np.ndarray]:
+    """`name@END` → bool: the value is at most this end, and above the one before it, which for the first end is 0."""
+    return {f"{name}@{end}": (before < value) & (value <= end) for before, end in zip((0, *ends), ends, strict=False)}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.base import Batch, GeneratedTask, Task
+from cope_sweep.tasks.base import Batch, GeneratedTask, Task, ranges
 
 PAIRS = ("()", "[]", "{}", "<>")
 
@@ -108,15 +108,12 @@ class Dyck(GeneratedTask):
         return Batch(inputs_NT, targets_NT, (targets_NT >= self.kinds) & (targets_NT < 2 * self.kinds))
 
     def counted(self, batch: Batch, split: str) -> dict[str, np.ndarray]:
-        names = self.partial_errors(split)
-        if not names:
+        if not self.partial_errors(split):
             return {}
         # The closing bracket is one token after the input that it is the target of.
         distance_NT = np.arange(1, batch.inputs_NT.shape[1] + 1) - self._last_open(batch.inputs_NT)
-        ends = self._ends(split)
-        ranges = zip((0, *ends), ends, strict=False)
-        masks = [distance_NT > 1, *((before < distance_NT) & (distance_NT <= end) for before, end in ranges)]
-        return {name: batch.answers_NT & mask_NT for name, mask_NT in zip(names, masks, strict=True)}
+        counted = {"inner_error": distance_NT > 1} | ranges("distance_error", distance_NT, self._ends(split))
+        return {name: batch.answers_NT & counted_NT for name, counted_NT in counted.items()}
 
     def valid_next(self, inputs_NT: np.ndarray) -> np.ndarray:
         valid_NTV = np.zeros((*inputs_NT.shape, self.vocabulary_size), dtype=bool)

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, ranges
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DIGIT = len(LETTERS)
@@ -133,11 +133,8 @@ class IndirectIndexing(GeneratedTask):
 
     def counted(self, batch: Batch, split: str) -> dict[str, np.ndarray]:
         _, _, distance_N = self._parse(batch.inputs_NT)
-        ends = self._ends(split)
-        return {
-            f"distance_error@{end}": batch.answers_NT & ((before < distance_N) & (distance_N <= end))[:, None]
-            for before, end in zip((0, *ends), ends, strict=False)
-        }
+        counted = ranges("distance_error", distance_N[:, None], self._ends(split))
+        return {name: batch.answers_NT & counted_N1 for name, counted_N1 in counted.items()}
 
     def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
         size_N, place_N, distance_N = self._parse(inputs_NT)

@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import Field
 
 from cope_sweep.frozen import Positive
-from cope_sweep.tasks.base import Batch, GeneratedTask
+from cope_sweep.tasks.base import Batch, GeneratedTask, ranges
 
 Group = Literal["S2", "S3", "S4", "S5", "A3", "A4", "A5", "Z60", "Z120"]
 
@@ -83,12 +83,7 @@ class WordProblem(GeneratedTask):
 
     def counted(self, batch: Batch, split: str) -> dict[str, np.ndarray]:
         places_T = np.arange(batch.inputs_NT.shape[1])
-        ends = self._ends(split)
-        ranges = {
-            f"position_error@{end}": (before < places_T) & (places_T <= end)
-            for before, end in zip((0, *ends), ends, strict=False)
-        }
-        counted = {"last_error": places_T == places_T[-1]} | ranges
+        counted = {"last_error": places_T == places_T[-1]} | ranges("position_error", places_T, self._ends(split))
         return {name: batch.answers_NT & counted_T for name, counted_T in counted.items()}
 
     def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
