@@ -59,7 +59,7 @@ Gate = Literal["keys", "values", "separate"]
 
 
 class GateSpan(Frozen):
-    """The bias of gates at which a row of the training context spans so many positions, if its logits are 0."""
+    """The bias of gates at which a row of the model's context spans so many positions, if its logits are 0."""
 
     span: Annotated[float, Field(gt=0)]
 
@@ -81,8 +81,8 @@ class ContextualEncoding(AttentionEncoding):
 
     gate_bias: float | GateSpan = Field(
         default=0.0,
-        description="Added to the gates' logits: a number; {span: N}: log(N/(T − N)), at which a row of the training "
-        "context, T tokens, spans N positions if its other logits are 0.",
+        description="Added to the gates' logits: a number; {span: N}: log(N/(T − N)), at which a row of T tokens, "
+        "the task's longest sequence (`model.context`), spans N positions if its other logits are 0.",
     )
     gate_bias_learned: bool = Field(
         default=False, description="`gate_bias` is the initial value of a learned bias, for each head and layer."
