@@ -136,9 +136,11 @@ def export(
     """Write a finished run's model for other programs: its weights (safetensors), its configuration, its tokenizer.
 
     After `import cope_sweep.hf`, `AutoModelForCausalLM.from_pretrained` of Hugging Face transformers loads the folder.
-    It needs the extra `hf`: in a checkout, `pip install -e '.[hf]'`.
+    It needs the extra `hf`: in a checkout, `pip install -e '.[hf]'`. The model reads tokens as they are. Tasks that
+    hide their answers from the inputs (selective copy, counting, MQAR, …) need the task's inputs, and `generate` does
+    not make them.
 
-    Example: `cope-sweep export quickstart/CoPE --format hf --output model`
+    Example: `cope-sweep export wikitext/CoPE --scale small --format hf --output model`
     """
     from cope_sweep.cli.files import open_queries
 
