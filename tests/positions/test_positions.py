@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cope_sweep.model import Transformer
-from cope_sweep.positions import ENCODINGS, CoPE
+from cope_sweep.positions import CoPE
 from cope_sweep.testing import EncodingContract
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
@@ -145,16 +145,6 @@ def test_a_layer_can_have_one_encoding_that_replaces_the_content(position):
 class TestTwoRotationsInDifferentLayers(EncodingContract):
     specs = [[{"kind": "rope", "layers": [0]}, {"kind": "rope", "base": 100.0, "layers": [1]}]]
     extrapolates = True
-
-
-def test_the_built_in_encodings():
-    built_in = [kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith("cope_sweep.")]
-    assert sorted(built_in) == [
-        "absolute", "alibi", "carope", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap",
-        "inkling", "kerple", "mapformer_em", "mapformer_wm", "path", "pope", "relative", "repo", "rope",
-        "selective_rope", "short_convolution", "sinusoidal", "stick_breaking", "t5", "temperature", "tra", "wall",
-        "window", "xpos",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
