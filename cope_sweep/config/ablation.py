@@ -21,7 +21,7 @@ from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import Json, default_label
 from cope_sweep.errors import InvalidValue
 from cope_sweep.figures import AnyFigure
-from cope_sweep.frozen import Frozen, MetricName, Positive
+from cope_sweep.frozen import Frozen, MetricName, Positive, learning_parts
 from cope_sweep.registry import Kind, Registry
 
 # -- search ------------------------------------------------------------------------------------------------------------
@@ -547,7 +547,8 @@ class Ablation(Frozen):
     primary: MetricName | None = Field(
         default=None,
         description="The metric that decides; null: the first. Rows are tested by it alone, the others are "
-        "descriptive. Searches, schedules and the best run of a row go by it, too.",
+        "descriptive. Searches, schedules and the best run of a row go by it, too; if it is `share_learned/METRIC`, "
+        "by METRIC.",
     )
     exploratory: bool = Field(
         default=False,
@@ -591,6 +592,14 @@ class Ablation(Frozen):
     def primary_metric(self) -> Metric:
         """The metric that rows are tested by."""
         return next((metric for metric in self.metrics if metric.name == self.primary), self.metrics[0])
+
+    @property
+    def measured_metric(self) -> Metric:
+        """The primary metric; where that one depends on when another is learned, this other one, which runs report."""
+        name = learning_parts(self.primary_metric.name)[1]
+        # Only `of_learned` may follow a metric that is no column, and has the goal of this metric.
+        renamed = self.primary_metric.model_copy(update={"name": name})
+        return next((metric for metric in self.metrics if metric.name == name), renamed)
 
     @property
     def row_seeds(self) -> list[int]:

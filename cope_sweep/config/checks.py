@@ -501,7 +501,7 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
 
 def validation_metric(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> str:
     """The quantity of the primary metric on the validation set, where all of `runs` evaluate one; else that metric."""
-    primary = loaded.content.primary_metric.name
+    primary = loaded.content.measured_metric.name
     wanted = f"{VALIDATION}/{primary.rpartition('/')[2]}"
     return wanted if runs and all(wanted in run.metrics for run in runs) else primary
 
@@ -518,7 +518,7 @@ def _objective(
             path: KeyPath = (key, "metric") if spec.metric else (key,)
             raise _no_metric(loaded, path, [run], name, run.metrics)
     # A metric of the validation set is no column, and has the goal of the test set's.
-    column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
+    column = columns.get(name) or (None if spec.metric else loaded.content.measured_metric)
     if column is None and spec.goal is None:
         raise loaded.source.error(
             (key, "metric"),

@@ -27,6 +27,28 @@ def test_metric_goal_and_grace_are_filled_in():
     )
 
 
+@pytest.mark.parametrize("prefix", ["share_learned", "steps_until"])
+def test_searches_and_schedules_measure_what_the_primary_metric_is_computed_from(prefix):
+    """A share of learned runs is best where it is largest; the error that says who has learned, where it is smallest."""
+    learned = "in_dist/token_error"
+    columns = f"metrics: [{{name: {prefix}/{learned}, goal: max}}, {{name: {learned}, learned: 1.0}}]"
+    text = SHORT.replace("metrics: [{name: in_dist/token_error}]", columns)
+    search = "search: {kind: optuna, samples: 2}\n"
+    for plan_text, metric in (
+        (text, learned),
+        (text.replace("every: 5", "every: 5, validation: true"), "validation/token_error"),
+    ):
+        plan = expand(load(plan_text + search + "schedule: asha\n"))
+        assert (plan.search.metric, plan.search.goal) == (metric, "min")
+        assert (plan.schedule.metric, plan.schedule.goal) == (metric, "min")
+
+
+def test_the_metric_of_those_that_learned_has_its_own_goal_without_a_column():
+    columns = "metrics: [{name: of_learned/dense/loss, goal: max}, {name: in_dist/token_error, learned: 1.0}]"
+    text = SHORT.replace("metrics: [{name: in_dist/token_error}]", columns)
+    assert schedule_of(text + "schedule: asha\n") == Asha(metric="dense/loss", goal="max", grace=6)
+
+
 def test_the_default_grace_is_at_least_one_evaluation():
     assert schedule_of(SHORT.replace("every: 5", "every: 25") + "schedule: asha\n").grace == 25
     axis = SHORT.replace("[1e-3, 2e-3]", "[1e-3]\n  train.steps: [60, 600]")

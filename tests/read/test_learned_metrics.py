@@ -4,8 +4,12 @@ import math
 
 import pytest
 
+from cope_sweep.api.ablations import GetCurves
+from cope_sweep.read.queries.curves import plan_curves
+from cope_sweep.read.queries.plans import best_of_row
 from cope_sweep.read.reports.runs import run_frame
 from cope_sweep.read.tables import Table, read_results
+from cope_sweep.read.tables.best import rank_rows
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import begin, finish, plan_of
 from tests.helpers.sweeps import end
@@ -86,3 +90,15 @@ def test_a_column_has_to_say_when_it_is_learned(name, others):
 def test_it_is_of_a_metric_that_runs_report(prefix):
     with raises("unknown_metric", metric=f"{prefix}/in_dist/other"):
         plan_of(metrics=[ERROR, {"name": f"{prefix}/in_dist/other"}])
+
+
+@pytest.mark.parametrize("primary", [SHARE, STEPS])
+def test_what_depends_on_learning_is_ranked_and_drawn_by_the_metric_that_runs_report(store, primary):
+    plan = plan_of(metrics=[{"name": primary, "goal": "max"}, ERROR], grid={"model.position": {"CoPE": ["cope"]}})
+    worst, best = plan.runs
+    finish(store, worst, {"in_dist/token_error": 9.0})
+    finish(store, best, {"in_dist/token_error": 1.0})
+    ranking = rank_rows(read_results(plan, store))
+    assert (ranking.metric, ranking.goal) == ("in_dist/token_error", "min")
+    assert best_of_row(plan, store, "CoPE") == best.run_id
+    assert plan_curves(plan, store, GetCurves(name=plan.name)).metric == "in_dist/token_error"

@@ -88,7 +88,7 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, cache: CurveCache
     QueryError for a metric that no run has logged.
     """
     cache = cache or CurveCache()
-    metric = question.metric or plan.ablation.content.primary_metric.name
+    metric = question.metric or plan.ablation.content.measured_metric.name
     logged: dict[str, None] = {column.name: None for column in plan.ablation.content.metrics}
     requested = plan.rows[question.offset : question.offset + question.limit]
     records = store.index.records((run.run_id for row in requested for run in row.runs), values=False)

@@ -96,7 +96,7 @@ def best_of_row(plan: Plan, store: Store, row: str, other_values: Callable[[], s
         row_names = [planned.name for planned in plan.rows]
         hint = suggest(row, row_names) or f"; its rows are {', '.join(map(repr, row_names[:20]))}"
         raise NotFoundError(f"{name} has no row {row[:80]!r}{hint}", ablation=plan.name, row=row[:80])
-    metric = plan.ablation.content.primary_metric
+    metric = plan.ablation.content.measured_metric
     records = store.index.records([run.run_id for matching in rows for run in matching.runs])
     values = {}
     for run_id, record in records.items():

@@ -258,7 +258,7 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
                 allowed=allowed,
             )
     goals = {column.name: column.goal for column in content.metrics}
-    goal = goals.get(name, content.primary_metric.goal)
+    goal = goals.get(name, content.measured_metric.goal)
     if search and search.metric == name and search.goal:
         goal = search.goal
     return Ranking(plan, name, goal, tuple(_groups(plan, results.records, name, goal)))
