@@ -10,9 +10,9 @@ from pathlib import Path
 from cope_sweep.cli.output import escaped, make_console
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import find_ablation, names_a_file
+from cope_sweep.config.loading import ablation_files, find_ablation, names_a_file
 from cope_sweep.config.overrides import changed_axes
-from cope_sweep.config.source import ablations_folder, spelled_as
+from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import RESULTS, Place
@@ -37,10 +37,7 @@ class NamedFiles(AblationFiles):
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""
-        files = self.files() if self.folder.is_dir() else {}
-        return files.get(spelled_as(name, files)) or find_ablation(
-            name, self.folder, "choose the folder with --ablations"
-        )
+        return find_ablation(name, self.folder, "choose the folder with --ablations")
 
     def load(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
         """The plan of an ablation at a scale, with `--set`; cached if there is none. Raises UserError."""
@@ -128,7 +125,7 @@ def find_run_id(queries: Queries, text: str) -> str:
 
     Raises QueryError where several runs begin with them.
     """
-    if Path(text).exists() or text in [path.stem for path in queries.files.folder.glob("*.yaml")]:
+    if Path(text).exists() or text in ablation_files(queries.files.folder):
         return text
     return queries.run_id(text)
 

@@ -245,18 +245,19 @@ def _planned_runs(folder: Path, store: Store) -> set[str]:
     Which runs a search or `--set` has added only the sweeps know: theirs are included.
     """
     from cope_sweep.config import expand, load_ablation, with_overrides
+    from cope_sweep.config.loading import ablation_files
     from cope_sweep.config.source import composed
 
     run_ids, names, searched = set[str](), set[str](), set[str]()
-    paths = sorted(folder.glob("*.yaml"))
-    if not paths:
+    files = ablation_files(folder)
+    if not files:
         raise UserError(
-            f"no ablation files (*.yaml) in {folder.absolute()}: all runs would be deleted",
+            f"no ablation files (*.yaml, *.yml) in {folder.absolute()}: all runs would be deleted",
             code="no_ablations",
             folder=str(folder.absolute()),
         )
-    for path in paths:
-        ablation = load_ablation(path)
+    for file in files.values():
+        ablation = load_ablation(file)
         for scale in (None, *ablation.content.scales):
             plan = expand(with_overrides(ablation, scale=scale))
             run_ids |= {run.run_id for run in plan.runs}

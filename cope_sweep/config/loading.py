@@ -263,13 +263,11 @@ def _file_beside(source: Source, key: str, folder: Path) -> Path:
             "invalid_name",
             name=name,
         )
-    candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
-    file = next(filter(Path.exists, candidates), None)
-    if file is None:
-        names_here = sorted({other.stem for suffix in SUFFIXES for other in folder.glob(f"*{suffix}")})
-        message = f"no file {folder / name}.yaml" + suggest(name, names_here)
-        raise source.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=names_here)
-    return file
+    files = ablation_files(folder)
+    if name not in files:
+        message = f"no file {folder / name}.yaml" + suggest(name, files)
+        raise source.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=list(files))
+    return files[name]
 
 
 def _merged(
@@ -319,6 +317,13 @@ def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
 # -- finding files -----------------------------------------------------------------------------------------------------
 
 
+def ablation_files(folder: Path) -> dict[str, Path]:
+    """Name → file of the ablations in a folder, sorted by name; none if there is no folder. Raises OSError."""
+    paths = [path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix in SUFFIXES]
+    # If both a.yaml and a.yml exist, a.yaml wins.
+    return {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
+
+
 def names_a_file(ablation: str | Path) -> bool:
     """The text is the path of an ablation file, and not the name of an ablation."""
     # A suffix is enough: the error about a missing file then names it as a file.
@@ -339,13 +344,14 @@ def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
     """
     if names_a_file(ablation):
         return spelled_path(Path(ablation))
-    if (named := spelled_path(folder / f"{ablation}.yaml")).exists():
-        return named
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
-    hint = suggest(str(ablation), names) or f"; {otherwise}"
+    files = ablation_files(folder)
+    name = spelled_as(str(ablation), files)
+    if name in files:
+        return files[name]
+    hint = suggest(name, files) or f"; {otherwise}"
     raise NotFoundError(
-        f"no ablation {str(ablation)!r} in {folder.absolute()}{hint}",
-        name=str(ablation),
+        f"no ablation {name!r} in {folder.absolute()}{hint}",
+        name=name,
         folder=str(folder.absolute()),
-        allowed=names,
+        allowed=list(files),
     )

@@ -115,6 +115,15 @@ def test_prune_of_runs_that_no_ablation_has(stored):
     assert stored.store.run(stored.runs[0].run_id).status == "finished"
 
 
+def test_files_with_either_suffix_are_ablations(stored):
+    folder = stored.folder / "ablations"
+    text = (folder / "tiny.yaml").read_text()
+    (folder / "more.yml").write_text(text)
+    stored.write("tiny", text.replace("seeds: [0, 1]", "seeds: [0]"))
+    assert stored.json("prune", "--orphans")["found"] == []
+    assert len(stored.json("plan", "more")["runs"]) == len(stored.runs)
+
+
 def test_prune_keeps_runs_that_sweeps_have_added_to_an_ablation(stored):
     stored.write("searched", TINY.replace("seeds: [0, 1]", "search: {kind: optuna, samples: 2}"))
     suggested, lost, more_seeds, orphan = (tiny_run(seed=seed) for seed in range(10, 14))

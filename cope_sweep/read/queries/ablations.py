@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from cachetools import LRUCache
 
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import SUFFIXES
+from cope_sweep.config.loading import ablation_files
 from cope_sweep.config.paths import check_paths
 from cope_sweep.config.source import spelled_as
 from cope_sweep.errors import NotFoundError
@@ -90,9 +90,7 @@ class AblationFiles:
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
         inside = self.folder.resolve()
-        paths = [path for path in self.folder.iterdir() if path.suffix in SUFFIXES and _is_inside(path, inside)]
-        # If both a.yaml and a.yml exist, a.yaml wins.
-        files = {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
+        files = {name: path for name, path in ablation_files(self.folder).items() if _is_inside(path, inside)}
         if time.time_ns() - changed_ns > SETTLED_NS:
             self._listed = changed_ns, files
         return files
