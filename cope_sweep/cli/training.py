@@ -293,7 +293,8 @@ def submit_ablation(
 
     `files` are the ablations of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
     """
-    plan = files.load(ablation, scale, sets)  # a faulty file fails here, not on the cluster
+    # What is wrong with the file or with `--rows` fails here, not on the cluster.
+    plan = only_rows(files.load(ablation, scale, sets), rows)
     is_here = _host(address) in LOOPBACK
     if store is None:
         if not is_here:

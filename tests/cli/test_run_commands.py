@@ -234,6 +234,15 @@ def test_submit_sends_the_command_and_exits_with_its_code(shell, jobs):
     assert (sweep.status, sweep.runs) == ("failed", 2)  # its job has ended, and the sweep had not begun
 
 
+def test_rows_are_looked_at_before_the_job_is_sent(shell, jobs):
+    shell.refuses("unknown_row", "submit", "tiny", "--rows", "CoPEE", row="CoPEE")
+    assert not jobs
+    _, err = shell("submit", "tiny", "--rows", "CoPE", code=3)
+    assert "2 runs to train: about" in err
+    (sweep,) = Store(shell.folder / "store").index.sweeps()
+    assert sweep.runs == 2
+
+
 def test_submit_to_a_store_that_only_the_cluster_can_reach(shell, jobs):
     words = [
         "submit",
