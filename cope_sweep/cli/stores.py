@@ -43,6 +43,20 @@ app = typer.Typer(
 )
 
 
+def _existing_store(store: str, index: str | None) -> Store:
+    """The store that `--store` and `--index` name. Raises StoreError, and UserError where no store is."""
+    from cope_sweep.cli.files import open_store
+
+    opened = open_store(store, index)
+    if opened.objects is None and not (opened.root / "runs").is_dir():
+        raise UserError(
+            f"{opened.root} is not a store: it has no folder `runs`; choose another with --store",
+            code="no_store",
+            store=str(opened.root),
+        )
+    return opened
+
+
 @app.command()
 def check(
     checksums: Annotated[
@@ -70,17 +84,10 @@ def check(
 
     Example: `cope-sweep store check --repair`
     """
-    from cope_sweep.cli.files import open_store
     from cope_sweep.cli.progress import INDEXING, progress_bar
     from cope_sweep.store import damage
 
-    opened = open_store(store, index)
-    if opened.objects is None and not (opened.root / "runs").is_dir():
-        raise UserError(
-            f"{opened.root} is not a store: it has no folder `runs`; choose another with --store",
-            code="no_store",
-            store=str(opened.root),
-        )
+    opened = _existing_store(store, index)
     display = make_console(stderr=True)
     differences = damage.mend_index(opened) if repair else []
     opened.end_expired()
@@ -194,7 +201,6 @@ def prune(
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
-    from cope_sweep.cli.files import open_store
     from cope_sweep.store.prune import delete, waste
 
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
@@ -205,7 +211,7 @@ def prune(
             value=unknown[0],
             allowed=list(RESUMED_STATUSES),
         )
-    opened = open_store(store, index)
+    opened = _existing_store(store, index)
     if opened.objects and ended:
         raise UserError(
             f"--states: the resume files of {opened.location} are in an object store, where prune deletes whole runs "
@@ -214,10 +220,6 @@ def prune(
             code="invalid_option",
             option="--states",
             store=opened.location,
-        )
-    if opened.objects is None and not opened.root.is_dir():
-        raise UserError(
-            f"no store at {opened.root}; choose another with --store", code="no_store", store=str(opened.root)
         )
     opened.end_expired()
     planned = _planned_runs(ablations, opened) if orphans else None
@@ -303,8 +305,7 @@ def delete(
     from cope_sweep.store.index import in_training
 
     opened = open_store(store, index)
-    if opened.root.is_dir():
-        opened.end_expired()
+    opened.end_expired()
     run_ids = list(dict.fromkeys(full_ids(opened, names)))
     records = opened.index.records(run_ids, values=False)
     for run_id in run_ids:
@@ -397,7 +398,6 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.cli.files import open_store
     from cope_sweep.cli.progress import SENDING, progress_bar
     from cope_sweep.read.queries.sweep_files import sweep_files
     from cope_sweep.redaction import redacted_url
@@ -406,13 +406,9 @@ def sync(
     from cope_sweep.tracking.check import check_uri
     from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
-    opened = open_store(store, index)
-    if not opened.root.is_dir():
-        raise UserError(
-            f"no store at {opened.location}; choose another with --store",
-            code="no_store",
-            store=str(opened.location),
-        )
+    opened = _existing_store(store, index)
+    # That of an object store is on this machine, which may not have used it; logs and MLflow's file go there.
+    opened.root.mkdir(parents=True, exist_ok=True)
     uri = resolve_uri(opened, mlflow)
     opened.end_expired()
     display = make_console(stderr=True)

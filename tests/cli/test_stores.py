@@ -18,6 +18,7 @@ from cope_sweep.tracking.sync import sync
 from tests.cli.conftest import TINY
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
 from tests.helpers.processes import free_port, until
 from tests.helpers.sweeps import end_sweep, write_sweep
 from tests.helpers.tiny import tiny_run
@@ -210,8 +211,23 @@ def test_a_dry_run_shows_how_much_would_be_sent(shell, store):
 
 
 def test_without_a_store_it_is_bad_input(shell):
-    shell.refuses("no_store", "sync")
+    for words in (["sync"], ["prune"], ["store", "check"]):
+        shell.refuses("no_store", *words)
+    shell.refuses("not_found", "delete", tiny_run().run_id)
     assert not (shell.folder / "store").exists()
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_not_used_an_object_store_finds_it(on_machine, shell):  # noqa: F811
+    first, run = on_machine("first"), tiny_run()
+    finish(first, run, {})
+    shell.environment["COPE_SWEEP_CACHE"] = str(shell.folder / "second")
+    options = ("--store", first.location, "--index", first.index_url)
+    assert shell.json("store", "check", *options) == []
+    assert shell.json("prune", *options)["found"] == []
+    assert shell.json("sync", "--dry-run", *options)["left"] == 1
+    assert list((shell.folder / "second").rglob("*")), "MLflow's database has no folder"
+    assert shell.json("delete", run.run_id, "--yes", *options)["deleted"] == [run.run_id]
 
 
 @pytest.mark.slow
