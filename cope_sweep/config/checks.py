@@ -11,7 +11,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
 from cope_sweep.config.points import Labelled, agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
-from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
+from cope_sweep.config.run import FACT_METRICS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
 from cope_sweep.figures import FigureSpec
@@ -279,7 +279,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
             metric=names[index],
         )
     of_runs = dict.fromkeys(name for run in runs for name in run.metrics)
-    metric_names = [*of_runs, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+    metric_names = [*of_runs, *FACT_METRICS]
     for index, metric in enumerate(loaded.content.metrics):
         if runs and not is_reported(metric.name, metric_names):
             raise _no_metric(loaded, ("metrics", index, "name"), runs, metric.name, metric_names)

@@ -41,7 +41,9 @@ NUMERIC_FACTS = (
     "wall_s",
     "largest_position",
 )
-"""Facts of a finished run that a table can show, as `facts.tokens_per_s`."""
+"""Facts of a finished run that are numbers."""
+FACT_METRICS = tuple(f"facts.{name}" for name in NUMERIC_FACTS)
+"""Their names in tables and figures: `facts.tokens_per_s`."""
 
 
 POSITION_PERPLEXITY = "position_perplexity"

@@ -20,13 +20,13 @@ from cope_sweep.config.ablation import Goal, RandomSearch, Scale
 from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.resources import counted
-from cope_sweep.config.run import NUMERIC_FACTS
+from cope_sweep.config.run import FACT_METRICS
 from cope_sweep.config.source import Json
 from cope_sweep.frozen import is_reported
 from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
-from cope_sweep.read.tables.runs import FACT, Results, setting
+from cope_sweep.read.tables.runs import Results, setting
 from cope_sweep.store import ENDED, QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
@@ -248,7 +248,7 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
     content, search = plan.ablation.content, plan.search
     name = metric or (search.metric if search else None) or validation_metric(plan.ablation, plan.runs)
     for run in plan.runs:
-        allowed = [*run.metrics, *(FACT + fact for fact in NUMERIC_FACTS)]
+        allowed = [*run.metrics, *FACT_METRICS]
         if not is_reported(name, allowed):
             raise QueryError(
                 f"the task {run.task.kind} has no metric {name!r}{suggest(name, allowed)}",

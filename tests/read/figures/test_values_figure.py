@@ -76,8 +76,13 @@ def test_x_is_an_axis_by_either_name_a_key_a_fact_or_a_label(grid_plan, grid_sto
     assert set(places("train.steps")) == {(6.0, "")}
     assert set(places("facts.parameters")) == {(1000.0, "")}
     assert set(places("position")) == {(0.0, "CoPE"), (1.0, "none")}
+    assert set(places("task.kind")) == {(0.0, "selective_copy")}, "a text has a place with its name"
     with raises("unknown_key", key="model.dmi"):
         places("model.dmi")
+    for fact in ("facts.device", "facts.parametres"):  # a text, and a misspelt one
+        with raises("unknown_key", key=fact) as error:
+            places(fact)
+        assert "facts.parameters" in error.value.data["allowed"]
 
 
 def test_against_a_measured_fact_each_row_is_a_series(store):

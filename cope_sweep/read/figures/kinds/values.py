@@ -43,10 +43,9 @@ class Values(FigureKind):
     )
 
     def axes(self) -> Mapping[str, str]:
-        from cope_sweep.config.run import NUMERIC_FACTS
+        from cope_sweep.config.run import FACT_METRICS
 
-        facts = [f"facts.{name}" for name in NUMERIC_FACTS]
-        named = {"x": None if self.x in facts else self.x, "panels": self.panels}
+        named = {"x": None if self.x in FACT_METRICS else self.x, "panels": self.panels}
         return {key: axis for key, axis in named.items() if axis is not None}
 
     def check(self, planned: Planned) -> None:
@@ -111,6 +110,7 @@ def _searched_keys(plan: Plan) -> tuple[str, ...]:
 def _x_key(plan: Plan, name: str | None) -> str:
     """The key on the x axis: an axis of the ablation, another value of the spec, or a fact. Raises FigureError."""
     from cope_sweep.config.explain import suggest
+    from cope_sweep.config.run import FACT_METRICS
     from cope_sweep.read.figures.metrics import is_finite_number
     from cope_sweep.read.tables.model import varying_axes
     from cope_sweep.read.tables.row_names import find_axis
@@ -129,23 +129,25 @@ def _x_key(plan: Plan, name: str | None) -> str:
             )
         return (numeric or varying)[0]
     key = find_axis(plan.axes, name) or name
-    if key in plan.axes or key.startswith("facts.") or any(setting(row, key) is not None for row in plan.rows):
+    if key in plan.axes or key in FACT_METRICS or any(setting(row, key) is not None for row in plan.rows):
         return key
+    allowed = [*plan.axes, *FACT_METRICS]
     raise FigureError(
-        f"--x {name}: no run of {plan.name} has this key{suggest(name, list(plan.axes))}; "
-        "give a key of a run (`train.lr`) or a fact (`facts.parameters`)",
+        f"--x {name}: no run of {plan.name} has this key, or a number as this fact{suggest(name, allowed)}, and any "
+        "key of a run (`train.lr`)",
         code="unknown_key",
         key=name,
+        allowed=allowed,
         ablation=plan.name,
     )
 
 
 def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tuple[dict[str, float], dict[str, str]]:
     """Row → place on the x axis, and row → label there (empty if places are numbers); only rows with a value."""
-    from cope_sweep.read.figures.metrics import is_finite_number
+    from cope_sweep.read.figures.metrics import is_finite_number, metric_columns
     from cope_sweep.read.tables.runs import setting
 
-    if key in runs.columns and key not in plan.axes:
+    if key in metric_columns(runs, plan):
         means = runs.dropna(subset=[key]).groupby("row")[key].mean()
         places = {str(row): float(value) for row, value in means.items()}
         return places, dict.fromkeys(places, "")
