@@ -352,7 +352,7 @@ def figure(
     as_json: JsonOpt = False,
 ) -> None:
     from cope_sweep.cli.files import find_run_id, open_queries
-    from cope_sweep.read.figures.available import available_figures
+    from cope_sweep.read.figures.available import available_figures, inches
 
     queries = open_queries(store, index, ablations)
     name = find_run_id(queries, ablation)
@@ -397,7 +397,7 @@ def figure(
             index=position, first=first,
         )  # fmt: skip
         typed_text = _typed_text(text, file, split)
-        from cope_sweep.read.figures.figure import Figure, inches  # matplotlib
+        from cope_sweep.read.figures.figure import Figure  # matplotlib
 
         wanted_size = inches(figure_size)
         data = maps_config.of_checkpoint(_checkpoint(queries, name, scale, sets, row, seed), typed_text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, urlencode
 
-from cope_sweep.api.figures import FIGURE_FORMATS, FigureInfo, GetFigure
+from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureInfo, GetFigure
 from cope_sweep.api.question import API
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
@@ -22,6 +22,7 @@ from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:
+    from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.figures.figure import Figure
 
 MAX_ROWS = 300
@@ -72,7 +73,7 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
 
     Raises NotFoundError, StoreError, and FigureError if it cannot be drawn now.
     """
-    from cope_sweep.read.figures.figure import Figure, inches  # matplotlib
+    from cope_sweep.read.figures.figure import Figure  # matplotlib
 
     plan, name = results.plan, question.figure
     declared = {figure.name: figure for figure in declared_figures(plan)}
@@ -119,11 +120,30 @@ def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
 
 
 def fits(svg: bytes, size: str | None) -> bool:
-    """Whether an SVG, drawn without a size, is what a question with this size asks for: it fits into a width alone."""
-    if size is None:
+    """Whether an SVG, drawn without a size, is what a question with this size asks for: it fits into a width alone.
+
+    Raises FigureError for what is not a size.
+    """
+    wanted, width_pt = inches(size), SVG_WIDTH.search(svg)
+    if wanted is None:
         return True
-    width_pt = SVG_WIDTH.search(svg)
-    return "x" not in size and width_pt is not None and float(width_pt[1]) <= 72 * float(size)
+    return wanted[1] is None and width_pt is not None and float(width_pt[1]) <= 72 * wanted[0]
+
+
+def inches(size: str | None) -> Size | None:
+    """The width and height in `3.25x2.5` or `3.25`; None without a size. Raises FigureError."""
+    if size is None:
+        return None
+    if not re.fullmatch(FIGURE_SIZE, size):
+        raise FigureError(
+            f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5, or "
+            "the width alone",
+            code="invalid_option",
+            option="--size",
+            value=size,
+        )
+    width, _, height = size.partition("x")
+    return float(width), float(height) if height else None
 
 
 def needs_checkpoint(plan: Plan, figure: str) -> bool:

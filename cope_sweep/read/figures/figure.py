@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
+from cope_sweep.api.figures import FIGURE_FORMATS, FigureFormat
 from cope_sweep.errors import FigureError
 from cope_sweep.read.figures.base import FigureData
 from cope_sweep.read.figures.canvas import Size, empty, render
@@ -66,19 +65,3 @@ class Figure:
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """Called by notebooks."""
         return {"image/png": base64.b64encode(self.render("png")).decode(), "text/plain": self.title}
-
-
-def inches(size: str | None) -> Size | None:
-    """The width and height in `3.25x2.5` or `3.25`; None without a size. Raises FigureError."""
-    if size is None:
-        return None
-    if not re.fullmatch(FIGURE_SIZE, size):
-        raise FigureError(
-            f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5, or "
-            "the width alone",
-            code="invalid_option",
-            option="--size",
-            value=size,
-        )
-    width, _, height = size.partition("x")
-    return float(width), float(height) if height else None

@@ -48,8 +48,8 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
 
     Raises FigureError for a name that no row has.
     """
-    selected: set[str] = set()
-    for name in names:
+    selected = {row.name for row in plan.rows}.intersection(names)
+    for name in [name for name in names if name not in selected]:
         rows = find_rows(plan, name)
         if not rows:
             allowed = [row.name for row in plan.rows]

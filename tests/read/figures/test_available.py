@@ -10,7 +10,9 @@ from cope_sweep.read.figures.available import (
     declared_question,
     draw_declared,
     draw_figure,
+    fits,
 )
+from cope_sweep.read.figures.metrics import selected_rows
 from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
 from tests.config.test_expand import BASE
@@ -69,6 +71,19 @@ def test_every_figure_is_drawn(plan, filled):
         header, *lines = draw(plan, filled, each.name, "csv").splitlines()
         assert b"," in header
         assert lines or "curves" in each.name
+
+
+def test_a_drawing_fits_a_width_alone():
+    svg = b'<svg width="300pt" height="200pt">'
+    assert [fits(svg, size) for size in (None, "4.2", "4", "4.2x3")] == [True, True, False, False]
+    with raises("invalid_option", value="5in"):
+        fits(svg, "5in")
+
+
+def test_rows_by_their_names_need_no_search(plan, monkeypatch):
+    monkeypatch.setattr("cope_sweep.read.figures.metrics.find_rows", None)
+    names = [row.name for row in plan.rows[1:]]
+    assert [row.name for row in selected_rows(plan, names)] == names
 
 
 def test_what_there_is_not_cannot_be_drawn(plan, filled):
