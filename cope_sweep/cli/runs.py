@@ -178,7 +178,7 @@ def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
     run = queries.ask(GetRun(run_id=run_id, curve=False))
     if not run.revision:
         raise UserError(
-            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids",
+            f"run {run_id} has not started: {run.row} of {run.ablations[0]}",
             code="not_found",
             run_id=run_id,
         )
@@ -496,7 +496,7 @@ def _read_log(queries: Queries, run_id: str) -> tuple[str, bool]:
     folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
         raise UserError(
-            f"run {run_id} has not started in the store {store.root}; `cope-sweep plan ABLATION` lists the ids",
+            f"run {run_id} has not started in the store {store.location}; `cope-sweep plan ABLATION` lists the ids",
             code="not_found",
             run_id=run_id,
         )

@@ -19,7 +19,7 @@ from cope_sweep.api.runs import GetLog
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.config.estimate import RAY_START_S
 from cope_sweep.read.queries import Queries
-from cope_sweep.store import Store
+from cope_sweep.store import Store, SweepRun
 from cope_sweep.store.index.tables import runs
 from tests.cli.conftest import TINY
 from tests.helpers.finished_runs import finish
@@ -348,6 +348,15 @@ def test_report_writes_a_file(stored):
     assert stored("table", "tiny", "--output", "table.md") == ("", "")
     assert (stored.folder / "table.md").read_text() == stored("table", "tiny", "--format", "markdown")[0]
     assert stored.json("table", "tiny")["rows"][0]["row"] == "CoPE"
+
+
+def test_a_planned_run_of_a_sweep_has_not_started(stored):
+    run = tiny_run(seed=9)
+    members = [SweepRun(run_id=run.run_id, row="CoPE", labels={}, seed=9)]
+    write_sweep(stored.store, stored.plan, sweep_id="20260730-130000-abcd", runs=members)
+    stored.refuses("not_found", "status", run.run_id, run_id=run.run_id)
+    _, err = stored("status", run.run_id, code=2)
+    assert f"run {run.run_id} has not started: CoPE of tiny" in err
 
 
 @pytest.mark.parametrize(

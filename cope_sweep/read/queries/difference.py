@@ -1,7 +1,7 @@
 """Differences between two runs, or between two groups of runs: values of their specs, facts, and metrics.
 
-Groups are compared like rows of a table: paired by seed if they share enough seeds (`tables.stats`). Two sweeps are
-compared row by row; only rows with the same name are compared.
+Groups are compared like rows of a table that are not paired by seed (`tables.stats`). Two sweeps are compared row by
+row; only rows with the same name are compared.
 """
 
 from __future__ import annotations
