@@ -266,8 +266,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     content = loaded.content
     names = [metric.name for metric in content.metrics]
     if content.primary is not None and content.primary not in names:
-        hint = suggest(content.primary, names) or f"; the columns are {', '.join(names)}"
-        message = f"the table has no column {content.primary!r}{hint}"
+        message = f"the table has no column {content.primary!r}{suggest(content.primary, names)}"
         raise loaded.source.error(("primary",), message, "unknown_column", column=content.primary, allowed=names)
     if not content.primary_metric.compared:
         index = names.index(content.primary_metric.name)

@@ -235,9 +235,8 @@ def _with_value(loaded: LoadedAblation, assignment: str) -> LoadedAblation:
         loaded, origin = _written(loaded, assignment, value)
         return replace(loaded, beside=(*loaded.beside, {key: AxisValue.of(value, *origin)}))
     if key not in axes:
-        hint = suggest(key, list(axes)) or f"; its axes are: {', '.join(axes)}"
         raise SpecError(
-            f"{option}: the grid has no axis {key!r} to add the value to{hint}",
+            f"{option}: the grid has no axis {key!r} to add the value to{suggest(key, axes)}",
             code="unknown_axis",
             place=option,
             axis=key,

@@ -40,7 +40,7 @@ def available_figures(plan: Plan, sets: Sequence[str] = ()) -> list[FigureInfo]:
     figures: list[tuple[str, str, str]] = [(name, figure.kind, figure.title) for name, figure in declared.items()]
     offered = {
         "always": True,
-        "axes": bool(varying_axes(plan, plan.rows)),
+        "axes": bool(varying_axes(plan.axes, plan.rows)),
         "search": plan.is_drawn,
         "declared": False,
     }

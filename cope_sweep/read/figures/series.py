@@ -55,8 +55,8 @@ def panel_label(key: str, labels: Mapping[str, str]) -> str:
 
 def series_names(plan: Plan, rows: Sequence[Row], places: Mapping[str, float], used: set[str | None]) -> dict[str, str]:
     """Row → its labels on the axes that neither x nor the panels show, without axes whose labels follow from x."""
-    keys = [key for key in varying_axes(plan, rows) if key not in used and not _follows_from_x(rows, key, places)]
-    return {row.name: row_label(plan, row, keys) for row in rows}
+    keys = [key for key in varying_axes(plan.axes, rows) if key not in used and not _follows_from_x(rows, key, places)]
+    return {row.name: row_label(plan.axes, row, keys) for row in rows}
 
 
 def _follows_from_x(rows: Sequence[Row], key: str, places: Mapping[str, float]) -> bool:

@@ -27,7 +27,7 @@ from cope_sweep.config import (
 from cope_sweep.config.estimate import RAY_START_S, RunShape, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
-from cope_sweep.read.tables.row_names import find_rows
+from cope_sweep.read.tables.row_names import find_rows, rows_named
 from cope_sweep.read.tables.runs import training_command
 from cope_sweep.store import RunRecord, Status, Store
 
@@ -60,14 +60,7 @@ def finished_run(
 
     `other_values` says for the message what `Queries.other_values` says.
     """
-    candidates = []
-    for name in rows:
-        matching_rows = find_rows(plan, name)
-        if not matching_rows:
-            row_names = [row.name for row in plan.rows]
-            message = f"{plan.name} has no row {name!r}{suggest(name, row_names)}"
-            raise UserError(message, code="unknown_row", row=name, allowed=row_names)
-        candidates += matching_rows
+    candidates = [row for name in rows for row in rows_named(plan, name, UserError)]
     runs = [run for row in candidates or plan.rows for run in row.runs if seed in (None, run.seed)]
     statuses = store.index.statuses(run.run_id for run in runs)
     for run in runs:
@@ -94,8 +87,8 @@ def best_of_row(plan: Plan, store: Store, row: str, other_values: Callable[[], s
     rows, name = find_rows(plan, row), plan.ablation.cli_args
     if not rows:
         row_names = [planned.name for planned in plan.rows]
-        hint = suggest(row, row_names) or f"; its rows are {', '.join(map(repr, row_names[:20]))}"
-        raise NotFoundError(f"{name} has no row {row[:80]!r}{hint}", ablation=plan.name, row=row[:80])
+        message = f"{name} has no row {row[:80]!r}{suggest(row, row_names)}"
+        raise NotFoundError(message, ablation=plan.name, row=row[:80])
     metric = plan.ablation.content.measured_metric
     records = store.index.records([run.run_id for matching in rows for run in matching.runs])
     values = {}

@@ -175,7 +175,7 @@ class Ranking:
     def _layout_of_rows(self, top: int) -> Layout:
         (group,) = self.groups
         ranked = group.ranked()
-        keys = varying_axes(self.plan, [candidate.row for candidate in group.candidates])
+        keys = varying_axes(self.plan.axes, [candidate.row for candidate in group.candidates])
         headers = [ColumnHeader("rank"), ColumnHeader(self.metric)]
         headers += [ColumnHeader(name, numeric=False) for name in map(self.plan.axes.__getitem__, keys)]
         headers += [ColumnHeader("row", numeric=False)] * (not keys)

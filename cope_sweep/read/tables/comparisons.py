@@ -51,8 +51,9 @@ from cope_sweep.read.tables.model import (
     PublishedValue,
     TableModel,
     TableRow,
-    named_label,
+    row_label,
     table_model,
+    varying_axes,
 )
 from cope_sweep.read.tables.pairs import PairTest, claim_families, claim_tests, corrected, is_better
 from cope_sweep.read.tables.row_names import axis_of_label, find_axis, named_rows
@@ -190,10 +191,9 @@ def compared(model: TableModel, against: str) -> TableModel:
     if equals:
         message = f"{model.ablation} has no axis {axis!r}{suggest(axis, list(model.axes))}"
         raise QueryError(message, code="unknown_axis", axis=axis, allowed=list(model.axes))
-    hint = suggest(against, list(rows)) or f"; its rows are: {', '.join(rows)}"
     raise QueryError(
-        f"{model.ablation} has no row {against!r}{hint}; AXIS=LABEL compares with a label of one of its axes "
-        f"({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers",
+        f"{model.ablation} has no row {against!r}{suggest(against, rows)}; AXIS=LABEL compares with a label of "
+        f"one of its axes ({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers",
         code="unknown_row",
         row=against,
         allowed=list(rows),
@@ -230,7 +230,7 @@ def reference(plan: Plan) -> str | None:
     if len(plan.rows) < 2:
         return None
     chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
-    varied = [key for key in chosen.labels if len({row.labels.get(key) for row in plan.rows}) > 1]
+    varied = varying_axes(chosen.labels, plan.rows)
     others = [key for key in varied if key != TASK]
     if POSITION in varied:
         label = chosen.labels[POSITION]
@@ -531,12 +531,8 @@ def _answer(model: TableModel, column: Column) -> str:
 
 def _names_in_task(model: TableModel, rows: Sequence[TableRow]) -> dict[str, str]:
     """Name of a row → its labels on the axes on which the rows of a task differ."""
-    varied = [key for key in model.axes if key != TASK and len({row.labels.get(key) for row in rows}) > 1]
-    return {
-        row.row: " · ".join(named_label(model.axes[key], row.labels[key]) for key in varied if key in row.labels)
-        or row.short
-        for row in rows
-    }
+    varying = [key for key in varying_axes(model.axes, rows) if key != TASK]
+    return {row.row: row_label(model.axes, row, varying) or row.short for row in rows}
 
 
 def _sentences(

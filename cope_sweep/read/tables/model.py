@@ -18,7 +18,7 @@ from typing import Any
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import is_field
-from cope_sweep.config.points import agreeing_rows
+from cope_sweep.config.points import Labelled, agreeing_rows
 from cope_sweep.frozen import OF_LEARNED, SHARE_LEARNED, STEPS_UNTIL, learning_parts
 from cope_sweep.read.numbers import (
     MAX_DECIMALS,
@@ -436,7 +436,7 @@ def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
 
     Errors of different tasks, or of one and of three variables, cannot be compared.
     """
-    if all(len({row.labels.get(key) for row in rows}) < 2 for key in (POSITION, TASK)):
+    if not varying_axes((POSITION, TASK), rows):
         return [list(rows)]
     groups: dict[object, list[TableRow]] = {}
     for row in rows:
@@ -449,14 +449,14 @@ def other_labels(row: TableRow) -> tuple[tuple[str, str], ...]:
     return tuple((key, label) for key, label in row.labels.items() if key != POSITION and not is_field(key))
 
 
-def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """The keys of the axes on which these rows differ."""
-    return [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
+def varying_axes(axes: Iterable[str], rows: Sequence[Labelled]) -> list[str]:
+    """Those of these axes on which the rows differ."""
+    return [key for key in axes if len({row.labels.get(key) for row in rows}) > 1]
 
 
-def row_label(plan: Plan, row: Row, keys: Iterable[str]) -> str:
-    """A row's labels on some axes; a number follows the name of its axis: `Absolute · heads 4`."""
-    return " · ".join(named_label(plan.axes[key], row.labels[key]) for key in keys if key in row.labels)
+def row_label(axes: Mapping[str, str], row: Labelled, keys: Iterable[str]) -> str:
+    """A row's labels on some axes (key → short name); a number follows the name of its axis: `Absolute · heads 4`."""
+    return " · ".join(named_label(axes[key], row.labels[key]) for key in keys if key in row.labels)
 
 
 def named_label(axis: str, label: str) -> str:
@@ -466,8 +466,8 @@ def named_label(axis: str, label: str) -> str:
 
 def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
     """Name of a row → its labels on the axes on which these rows differ; its name if these labels are not unique."""
-    keys = varying_axes(plan, rows)
-    labels = {row.name: row_label(plan, row, keys) for row in rows}
+    keys = varying_axes(plan.axes, rows)
+    labels = {row.name: row_label(plan.axes, row, keys) for row in rows}
     counts = Counter(labels.values())
     return {name: label if label and counts[label] == 1 else name for name, label in labels.items()}
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables.latex_text import after_command, latex_text, unknown_characters
 from cope_sweep.read.tables.layout import Layout, TextCell, comparison_layout, layout, runs_layout
-from cope_sweep.read.tables.model import STARS, TableModel, TableRow, mark_best
+from cope_sweep.read.tables.model import STARS, TableModel, TableRow, mark_best, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.store import QueryError
 
@@ -130,7 +130,7 @@ def _grouped(model: TableModel, name: str | None) -> TableModel:
 
     Raises QueryError for an unknown axis.
     """
-    varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
+    varying = varying_axes(model.axes, model.rows)
     key = find_axis(model.axes, name) if name else next(iter(varying), None)
     if name and key is None:
         axes = list(model.axes.values())

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
 from cope_sweep.config.source import composed, spelled_as
+from cope_sweep.errors import UserError
 
 Labels = Mapping[str, str]
 """Axis key → label of a row."""
@@ -16,6 +18,17 @@ def find_rows(plan: Plan, text: str) -> list[Row]:
     """The rows of a plan that a text names, in the plan's order; empty if it names none. See `named_rows`."""
     names = named_rows(text, {row.name: row.labels for row in plan.rows}, plan.axes)
     return [row for row in plan.rows if row.name in names]
+
+
+def rows_named(plan: Plan, text: str, error: type[UserError]) -> list[Row]:
+    """`find_rows`, at least one. Raises `error` where the text names none."""
+    rows = find_rows(plan, text)
+    if not rows:
+        allowed = [row.name for row in plan.rows]
+        raise error(
+            f"{plan.name} has no row {text!r}{suggest(text, allowed)}", code="unknown_row", row=text, allowed=allowed
+        )
+    return rows
 
 
 def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -> list[str]:

@@ -33,7 +33,7 @@ from cope_sweep.read.tables.model import (
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite, with_ties
-from cope_sweep.read.tables.verdicts import find_row, verdicts
+from cope_sweep.read.tables.verdicts import verdicts
 from cope_sweep.store import QueryError, Store
 
 if TYPE_CHECKING:
@@ -94,13 +94,6 @@ class Table:
         shown = {row.row for row in self.model.rows}
         found = verdicts(self.results, self._compared, self.question.margin)
         return [each for each in found if each.row in shown]
-
-    def verdict(self, row: str) -> Verdict:
-        """The verdict on one row, where all rows are compared with one. Raises QueryError."""
-        name = find_row(self._compared, row).row
-        if (found := next(verdicts(self.results, self._compared, self.question.margin, name), None)) is not None:
-            return found
-        raise QueryError(f"{name!r} is both rows; compare it with another one", code="same_row", row=name)
 
     @property
     def complete(self) -> bool:
@@ -179,11 +172,9 @@ def sorted_by(model: TableModel, name: str) -> TableModel:
     key = find_axis(model.axes, name)
     column = next((column for column in model.columns if name in (column.name, column.label, column.title)), None)
     if column is None and key is None and name != "parameters":
-        metrics = [column.name for column in model.columns]
-        allowed = [*model.axes.values(), "parameters", *metrics]
+        allowed = [*model.axes.values(), "parameters", *(column.name for column in model.columns)]
         raise QueryError(
-            f"{model.ablation} has no column {name!r}{suggest(name, [*metrics, *model.axes])}; its columns are: "
-            f"{', '.join(allowed)}",
+            f"{model.ablation} has no column {name!r}{suggest(name, allowed)}",
             code="unknown_column",
             column=name,
             allowed=allowed,

@@ -40,8 +40,8 @@ def find_row(model: TableModel, text: str) -> TableRow:
     if (row := named_row(model, text)) is not None:
         return row
     names = [row.row for row in model.rows]
-    hint = suggest(text, names) or f"; its rows are: {', '.join(names)}"
-    raise QueryError(f"{model.ablation} has no row {text!r}{hint}", code="unknown_row", row=text, allowed=names)
+    message = f"{model.ablation} has no row {text!r}{suggest(text, names)}"
+    raise QueryError(message, code="unknown_row", row=text, allowed=names)
 
 
 def verdicts(

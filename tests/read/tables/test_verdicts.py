@@ -33,7 +33,8 @@ def three_rows(seeds, **changes):
 
 def ask(plan, store, row="CoPE", than="None", margin=None):
     asked = table(plan, store, compare=than)
-    return type(asked)(asked.results, asked.question.model_copy(update={"margin": margin})).verdict(row)
+    asked = type(asked)(asked.results, asked.question.model_copy(update={"margin": margin}))
+    return next(each for each in asked.verdicts if each.row == row)
 
 
 def spread(centre, seeds, width=1.0):
@@ -242,7 +243,7 @@ def test_an_exact_reference_by_all_divisions(store, seeds, random):
         for run in row.runs
     }
     asked = GetTable.model_construct(name="copying", compare="None")
-    found = Table(Results(plan, records, store), asked).verdict("CoPE")
+    found = next(each for each in Table(Results(plan, records, store), asked).verdicts if each.row == "CoPE")
     assert found.p == pytest.approx(p)
     better = sum(errors["CoPE"]) < sum(errors["None"])
     assert found.verdict == (("better" if better else "worse") if p <= 0.05 else "unclear")

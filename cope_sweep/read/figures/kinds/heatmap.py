@@ -153,14 +153,14 @@ def heatmap_frame(
     from cope_sweep.read.tables.model import row_label, varying_axes
     from cope_sweep.read.tables.stats import with_ties
 
-    keys = [key for key in varying_axes(plan, rows) if key != panels]
+    keys = [key for key in varying_axes(plan.axes, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
     learning_column = _learning_column(plan)
     learning = learning_column.name if learning_column else None
     lines = []
     for group, columns in groups.items():
         members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
-        names = {row.name: row_label(plan, row, keys) or row.name for row in members}
+        names = {row.name: row_label(plan.axes, row, keys) or row.name for row in members}
         counts = Counter(names.values())
         for row in members:
             name = names[row.name] if counts[names[row.name]] == 1 else row.name

@@ -117,7 +117,7 @@ def _x_key(plan: Plan, name: str | None) -> str:
     from cope_sweep.read.tables.runs import setting
 
     if name is None:
-        varying = varying_axes(plan, plan.rows)
+        varying = varying_axes(plan.axes, plan.rows)
         numeric = [
             key for key in varying if all(is_finite_number(setting(row, key)) for row in plan.rows if key in row.labels)
         ]
