@@ -5,7 +5,7 @@ Questions are made by `model_construct`: a path may be longer than the name of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -411,17 +411,21 @@ def figure(
             )
         save(None, chosen, partial(write, figure=wanted[0]))
         return
-    files_written: list[dict[str, Any]] = []
-    for kind_drawn in wanted:
-        path = output or Path(f"{Path(name).stem}-{kind_drawn}.{chosen}")
-        save(path, chosen, partial(write, figure=kind_drawn))
-        files_written.append({"file": str(path), "kind": kind_drawn, "format": chosen, "bytes": path.stat().st_size})
+    stem = Path(name).stem
+    written = [_save_figure(each, output or Path(f"{stem}-{each}.{chosen}"), chosen, write) for each in wanted]
     if as_json:
-        print_json(files_written if kind is None and declared else files_written[0])
+        print_json(written if kind is None and declared else written[0])
         return
-    for made in files_written:
-        line = f"{made['file']}: {size(made['bytes'])}"
-        make_console().print(escaped(line), soft_wrap=True, highlight=False)
+    for made in written:
+        make_console().print(escaped(f"{made['file']}: {size(made['bytes'])}"), soft_wrap=True, highlight=False)
+
+
+def _save_figure(
+    figure: str, path: Path, file_format: FigureFormat, write: Callable[[IO[bytes], str], None]
+) -> dict[str, Any]:
+    """Write a figure to a file; what was written, as `--json` prints it."""
+    save(path, file_format, lambda file: write(file, figure))
+    return {"file": str(path), "kind": figure, "format": file_format, "bytes": path.stat().st_size}
 
 
 def _check_options(

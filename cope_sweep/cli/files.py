@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cope_sweep.cli.output import escaped, make_console
+from cope_sweep.cli.output import make_console, print_note
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import ablation_files, find_ablation, names_a_file
+from cope_sweep.config.loading import ablation_files, find_ablation, names_a_file, option_words
 from cope_sweep.config.overrides import changed_axes
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
@@ -62,7 +62,7 @@ class NamedFiles(AblationFiles):
             console.print(text, highlight=False, soft_wrap=True)
         for assignment, axis, number in changed_axes(plan.ablation, sets):
             text = f"--set {assignment} applies to all {number} values of the axis {axis}"
-            console.print(f"[yellow]note:[/yellow] {escaped(text)}", highlight=False, soft_wrap=True)
+            print_note(console, text)
 
     def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
         """The plan of an ablation that is in no file, with the values of `--set`. A note says where it is from."""
@@ -70,15 +70,13 @@ class NamedFiles(AblationFiles):
         if loaded.name not in self._noted:
             self._noted.add(loaded.name)
             text = f"{self.folder} has no file {loaded.name}.yaml: this is the ablation of sweep {recorded.sweep_id}"
-            make_console(stderr=True).print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True, highlight=False)
+            print_note(make_console(stderr=True), text)
         return expand(with_overrides(loaded, scale=scale, assignments=list(sets)))
 
     @staticmethod
     def written(scale: str | None, sets: Sequence[str]) -> str:
         """A scale and values of `--set` as options: `--scale small --set train.steps=100`."""
-        return shlex.join(
-            [*(["--scale", scale] if scale else []), *(word for text in sets for word in ("--set", text))]
-        )
+        return shlex.join(option_words(scale, sets))
 
     def places(self, run_id: str) -> list[Place]:
         """No places: the plans of all files take too long."""

@@ -79,6 +79,11 @@ class _StandardError(io.FileIO):
             return len(data)
 
 
+def print_note(console: Console, text: str) -> None:
+    """Print what the user should know, in one line."""
+    console.print(f"[yellow]note:[/yellow] {escaped(text)}", highlight=False, soft_wrap=True)
+
+
 def check_output() -> None:
     """Make errors of standard output OutputErrors, and drop what standard error cannot take.
 

@@ -19,6 +19,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
+from cope_sweep.config.resources import counted
 from cope_sweep.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def plan(
     if costs.to_do:
         text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
-        text += f": {time} ({groups} worker group{'s' * (groups > 1)}; {costs.basis})"
+        text += f": {time} ({counted(groups, 'worker group')}; {costs.basis})"
     text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
     console.print(text)
 

@@ -17,6 +17,7 @@ from cope_sweep.cli.output import counts_text, duration, escaped, make_console, 
 from cope_sweep.cli.progress import LINE_INTERVAL_S
 from cope_sweep.client import KEY_VARIABLE, Client
 from cope_sweep.config.loading import names_a_file
+from cope_sweep.config.resources import counted
 from cope_sweep.errors import UserError
 from cope_sweep.store import SweepProgress
 
@@ -105,8 +106,8 @@ def _line(progress: SweepProgress) -> str:
     """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
     parts = [counts_text(progress.counts) or progress.status]
     if progress.groups:
-        machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
-        parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")
+        machines = f" on {counted(progress.nodes, 'machine')}" if progress.nodes else ""
+        parts.append(f"{counted(progress.groups, 'worker group')}{machines}")
     if progress.steps_per_s:
         parts.append(f"{progress.steps_per_s:.3g} steps/s")
     if progress.eta_s is not None:

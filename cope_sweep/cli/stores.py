@@ -24,6 +24,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
+from cope_sweep.config.resources import counted
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -315,9 +316,8 @@ def delete(
             raise in_training(run_id, records[run_id].sweep_id)
     if not yes:
         _show_runs(opened, list(records.values()))
-        typer.confirm(
-            f"Delete {_counted(run_ids)}, with curves, checkpoints and MLflow's copies?", abort=True, err=True
-        )
+        question = f"Delete {counted(len(run_ids), 'run')}, with curves, checkpoints and MLflow's copies?"
+        typer.confirm(question, abort=True, err=True)
     tracker = None if no_mlflow else _existing_tracker(opened, mlflow)
     stop, deleted = threading.Event(), list[str]()
     problem: UserError | None = None
@@ -336,20 +336,16 @@ def delete(
     left = run_ids[len(deleted) :]
     if problem is not None:
         raise UserError(
-            f"{problem}. {_counted(deleted)} deleted; {_counted(left)} left: {' '.join(left)}",
+            f"{problem}. {counted(len(deleted), 'run')} deleted; {counted(len(left), 'run')} left: {' '.join(left)}",
             code=problem.code,
             **{**problem.data, "deleted": deleted, "left": left},
         ) from problem
     if as_json:
         print_json({"deleted": deleted, "left": left})
     else:
-        hint = f"; {_counted(left)} left: {' '.join(left)}" if left else ""
-        make_console().print(f"{_counted(deleted)} deleted{hint}", highlight=False)
+        hint = f"; {counted(len(left), 'run')} left: {' '.join(left)}" if left else ""
+        make_console().print(f"{counted(len(deleted), 'run')} deleted{hint}", highlight=False)
     raise typer.Exit(130 if left else 0)
-
-
-def _counted(run_ids: Sequence[str]) -> str:
-    return f"{len(run_ids)} run{'s' * (len(run_ids) != 1)}"
 
 
 def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:

@@ -20,11 +20,20 @@ from rich.console import Console
 from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
-from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps, standard_output
+from cope_sweep.cli.output import (
+    escaped,
+    estimated_time,
+    make_console,
+    print_json,
+    print_note,
+    print_steps,
+    standard_output,
+)
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, load_ablation
 from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
-from cope_sweep.config.loading import names_a_file
+from cope_sweep.config.loading import names_a_file, option_words
+from cope_sweep.config.resources import counted
 from cope_sweep.config.rows import only_rows
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
@@ -34,7 +43,7 @@ from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
-from cope_sweep.sweep.changed_content import ChangedContent, changed_content
+from cope_sweep.sweep.changed_content import ChangedContent, changed_content, prepare_tasks
 from cope_sweep.sweep.executor import Callbacks, Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
@@ -167,7 +176,7 @@ def _train(
     uri = None if options.no_mlflow else resolve_uri(store, options.mlflow)
     console = make_console(stderr=True)
     if uri is not None and (note := check_uri(uri)):
-        console.print(f"[yellow]note:[/yellow] {escaped(note)}", soft_wrap=True)
+        print_note(console, note)
     plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
     if options.groups is not None:
@@ -181,12 +190,8 @@ def _train(
     notes: list[str] = []
     if options.local or options.address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
-        finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
-        runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
-        tasks = {run.task for run in runs if run.run_id not in finished}
-        for task in tasks:
-            task.prepare()
-        notes = [_text_of_change(change, [*same_plan, *same_rows]) for change in changed_content(plan, store, tasks)]
+        changes = changed_content(plan, store, prepare_tasks(plan, store))
+        notes = [_text_of_change(change, [*same_plan, *same_rows]) for change in changes]
     start_s = LOCAL_START_S if options.local else RAY_START_S
     _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
@@ -195,9 +200,6 @@ def _train(
         def on_sending(sent: int, total: int) -> None:
             stack.close()  # the display of training has ended
             bar(sent, total)
-
-        def on_note(text: str) -> None:
-            console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True)
 
         outcome = Sweep(
             plan,
@@ -210,7 +212,9 @@ def _train(
             files=partial(sweep_files, store),
             leave_out=leave_out,
             budget=budget,
-            callbacks=Callbacks(on_event=display, on_note=on_note, on_row=display.add, on_sending=on_sending),
+            callbacks=Callbacks(
+                on_event=display, on_note=partial(print_note, console), on_row=display.add, on_sending=on_sending
+            ),
             submission=submission,
             notes=notes,
         ).run()
@@ -269,7 +273,7 @@ def _print_cost(
     costs = plan_cost(plan, store, leave_out=leave_out, max_runs=max_runs, start_s=start_s)
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
-        text = f"{_runs(costs.to_do)} to train: {time} ({costs.basis})"
+        text = f"{counted(costs.to_do, 'run')} to train: {time} ({costs.basis})"
         console.print(escaped(text), soft_wrap=True, style="dim")
 
 
@@ -333,7 +337,7 @@ def submit_ablation(
         options["--max-failures"] = limits["max_failures"]
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         cluster, store_option = jobs.job_options(cluster, {"--store": store})
-        overrides = [*_overrides(scale, sets), *_row_options(rows)]
+        overrides = [*option_words(scale, sets), *_row_options(rows)]
         arguments = ["run", ablation, *store_option, *overrides, *given, *mlflow_option]
         outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line, name=plan.name)
     if as_json:
@@ -373,11 +377,6 @@ def _other_folder(ablations: Path) -> list[str]:
     return [] if ablations == ablations_folder() else ["--ablations", str(ablations)]
 
 
-def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
-    """The `--scale` and `--set` of a command line."""
-    return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
-
-
 def _row_options(rows: Sequence[str]) -> list[str]:
     """The `--rows` of a command line."""
     return [word for text in rows for word in ("--rows", text)]
@@ -400,22 +399,18 @@ def _print_outcome(
         if leaves_out_failed:
             again = f"{command} retry {same_plan} --failed {same_rows}".rstrip() + " tries them again"
         text = f"{command} status {same_plan} shows the errors; {again}."
-        console.print(f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(text)}", soft_wrap=True)
+        console.print(f"[red]{counted(outcome.failed, 'run')} failed[/red]. {escaped(text)}", soft_wrap=True)
     if outcome.stopped:
         command = f"{_command()} retry {same_plan} --stopped {same_rows}".rstrip()
-        text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them to the end."
+        text = f"{counted(outcome.stopped, 'run')} stopped early by the schedule; {command} trains them to the end."
         console.print(escaped(text), soft_wrap=True)
     if outcome.left:
         reason = f": {escaped(outcome.stop_reasons[0])}" if outcome.stop_reasons else ""
         console.print(
-            f"[yellow]Interrupted[/yellow] with {_runs(outcome.left)} to do{reason}; repeat the command to "
+            f"[yellow]Interrupted[/yellow] with {counted(outcome.left, 'run')} to do{reason}; repeat the command to "
             "continue from there.",
             soft_wrap=True,
         )
-
-
-def _runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"
 
 
 def _command() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ from cope_sweep.config.ablation import Ablation, Axis
 from cope_sweep.config.explain import explain_all, suggest
 from cope_sweep.config.keys import RIVAL_KEYS, is_below, is_field, leaves
 from cope_sweep.config.source import (
-    OPTION,
     FileMapping,
     Json,
     KeyPath,
@@ -99,17 +98,17 @@ class LoadedAblation:
     @property
     def arguments(self) -> list[str]:
         """The arguments of a command that name it, with scale and `--set`."""
-        return [*(self.typed or (self.name,)), *self._options]
+        return [*(self.typed or (self.name,)), *option_words(self.scale, self.assignments)]
 
     @property
     def cli_args(self) -> str:
         """Name, scale and `--set`, as commands take them: `counting --scale small`."""
-        return shlex.join([self.name, *self._options])
+        return shlex.join([self.name, *option_words(self.scale, self.assignments)])
 
-    @property
-    def _options(self) -> list[str]:
-        scale = ["--scale", self.scale] if self.scale else []
-        return [*scale, *(word for assignment in self.assignments for word in (OPTION.strip(), assignment))]
+
+def option_words(scale: str | None, sets: Iterable[str]) -> list[str]:
+    """The `--scale` and `--set` of a command line, in words."""
+    return [*(["--scale", scale] if scale else []), *(word for text in sets for word in ("--set", text))]
 
 
 def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:

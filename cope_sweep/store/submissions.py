@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from cope_sweep.config.loading import option_words
 from cope_sweep.errors import NotFoundError
 from cope_sweep.records import SWEEP_ID, Budget, Status
 from cope_sweep.store.errors import DamagedError
@@ -48,10 +49,8 @@ class Submission(Budget):
     @property
     def command(self) -> list[str]:
         """The command that trains the same runs, for the record of the sweep."""
-        scale = ["--scale", self.scale] if self.scale else []
-        sets = (word for value in self.sets for word in ("--set", value))
         rows = (word for text in self.rows for word in ("--rows", text))
-        return ["cope-sweep", "run", *(self.typed or [self.ablation]), *scale, *sets, *rows]
+        return ["cope-sweep", "run", *(self.typed or [self.ablation]), *option_words(self.scale, self.sets), *rows]
 
     def __str__(self) -> str:
         return shlex.join(self.command)

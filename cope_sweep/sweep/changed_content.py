@@ -30,6 +30,16 @@ class ChangedContent:
     """All runs of the plan read it, so that `--set` can rename it."""
 
 
+def prepare_tasks(plan: Plan, store: Store) -> set[Task]:
+    """Prepare and return the tasks of unfinished runs, and of runs that a search may suggest."""
+    finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
+    runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
+    tasks = {run.task for run in runs if run.run_id not in finished}
+    for task in tasks:
+        task.prepare()
+    return tasks
+
+
 def changed_content(plan: Plan, store: Store, prepared: Collection[Task] = ()) -> list[ChangedContent]:
     """The texts and tokenizers that have changed since finished runs of a plan were trained on them.
 

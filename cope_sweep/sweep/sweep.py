@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
+from cope_sweep.config.resources import counted
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import (
@@ -455,12 +456,12 @@ class _Work:
     def _used_up(self, budget: Budget, failed: int) -> str | None:
         """Which budget is used up, if runs are left; None if it is for another reason."""
         if budget.max_failures is not None and failed >= budget.max_failures:
-            return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
+            return f"the budget of {counted(budget.max_failures, 'failed run')} is used up"
         if budget.max_runs is None:
             return None
         search = self.search
         if (len(self.todo) > budget.max_runs) if search is None else (search.is_exhausted and search.remaining > 0):
-            return f"the budget of {budget.max_runs} run{'s' * (budget.max_runs != 1)} is used up"
+            return f"the budget of {counted(budget.max_runs, 'run')} is used up"
         return None
 
 

@@ -59,11 +59,13 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
     return tuple(row for row in plan.rows if not names or row.name in selected)
 
 
-def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str]) -> list[Column]:
-    """The metrics with these names, without duplicates; without names, the default ones.
+def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str] = ()) -> list[Column]:
+    """The metrics with these names, without duplicates; without names, the default ones (none: those of the table that
+    rows are compared by).
 
     Raises FigureError for a metric that no run has.
     """
+    default = default or [metric.name for metric in plan.ablation.content.metrics if metric.compared]
     allowed = metric_columns(runs, plan)
     for name in names:
         if name not in allowed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -356,7 +357,7 @@ class Evidence:
 
     @property
     def _compare_option(self) -> str:
-        return f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
+        return f" --compare {shlex.quote(self.table.compare)}" if self.table.compare else ""
 
 
 def evidence(results: Results, compare: str | None = None) -> Evidence:
@@ -444,7 +445,3 @@ def _first_rows(table: Layout) -> Layout:
 
 def _svg(figure: Figure) -> Callable[[], bytes]:
     return lambda: figure.render("svg")
-
-
-def _quote(text: str) -> str:
-    return f"'{text}'" if set(text) & set(" ()'\"$&|;<>*?") else text

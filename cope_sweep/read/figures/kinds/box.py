@@ -47,8 +47,7 @@ class Box(FigureKind):
 
         plan = results.plan
         runs = of_rows(results.frame, plan, question.row)
-        compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
-        titles = chosen_metrics(plan, runs, question.metric, compared)
+        titles = chosen_metrics(plan, runs, question.metric)
         finished = runs[runs["status"] == "finished"]
         parts = [
             pd.DataFrame({

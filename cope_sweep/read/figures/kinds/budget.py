@@ -68,7 +68,7 @@ class Budget(FigureKind):
                 code="not_a_search",
                 ablation=plan.name,
             )
-        chosen = chosen_metrics(plan, results.frame, question.metric, ()) if question.metric else []
+        chosen = chosen_metrics(plan, results.frame, question.metric) if question.metric else []
         ranking = rank_rows(results, *(column.name for column in chosen[:1]))
         column = metric_title(plan, ranking.metric)
         split = panel_key(plan, question.panels)

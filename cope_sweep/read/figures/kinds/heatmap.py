@@ -114,8 +114,7 @@ class Heatmap(FigureKind):
         rows = selected_rows(plan, question.row)
         runs = of_rows(results.frame, plan, question.row)
         panels = panel_key(plan, question.panels)
-        compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
-        titles = {column.name: column for column in chosen_metrics(plan, runs, question.metric, compared)}
+        titles = {column.name: column for column in chosen_metrics(plan, runs, question.metric)}
         groups: Groups = self.columns
         if not groups:
             labels = list(dict.fromkeys(row.labels.get(panels, "") for row in rows)) if panels else [""]

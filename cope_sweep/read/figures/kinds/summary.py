@@ -74,8 +74,7 @@ class Summary(FigureKind):
 
         plan = results.plan
         runs = of_rows(results.frame, plan, question.row)
-        compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
-        titles = chosen_metrics(plan, runs, question.metric, compared)
+        titles = chosen_metrics(plan, runs, question.metric)
         points = [Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
         return SummaryData(
             frame=_with_rules(result_frame(runs, points, COLUMNS), plan), runs=runs, titles=titles,

@@ -76,7 +76,7 @@ class Values(FigureKind):
         rows = selected_rows(plan, question.row)
         runs = of_rows(results.frame, plan, question.row)
         key = _x_key(plan, question.x)
-        table = (metric.name for metric in plan.ablation.content.metrics)
+        table = [metric.name for metric in plan.ablation.content.metrics]
         titles = chosen_metrics(plan, runs, question.metric, table)
         places, labels = _places(plan, rows, runs, key)
         split = panel_key(plan, question.panels)
