@@ -48,7 +48,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, save, sweep_counts, with_columns
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.numbers import significant
 
 if TYPE_CHECKING:
@@ -177,11 +177,7 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
     run = queries.ask(GetRun(run_id=run_id, curve=False))
     if not run.revision:
-        raise UserError(
-            f"run {run_id} has not started: {run.row} of {run.ablations[0]}",
-            code="not_found",
-            run_id=run_id,
-        )
+        raise NotFoundError(f"run {run_id} has not started: {run.row} of {run.ablations[0]}", run_id=run_id)
     if as_json:
         print_json(run.model_dump(exclude={"curve", "values"}))
         return
@@ -495,9 +491,8 @@ def _read_log(queries: Queries, run_id: str) -> tuple[str, bool]:
     store = queries.store
     folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
-        raise UserError(
+        raise NotFoundError(
             f"run {run_id} has not started in the store {store.location}; `cope-sweep plan ABLATION` lists the ids",
-            code="not_found",
             run_id=run_id,
         )
     return folder.log_text(), status == "running"
