@@ -145,7 +145,7 @@ def copy(
     """
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.queries import recorded_plan
-    from cope_sweep.read.reports.runs import copy_runs, results_anywhere
+    from cope_sweep.read.reports.files import copy_runs, results_anywhere
     from cope_sweep.store import ParquetStore
     from cope_sweep.store.results_file import is_results
 

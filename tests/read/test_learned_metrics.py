@@ -7,7 +7,7 @@ import pytest
 from cope_sweep.api.ablations import GetCurves
 from cope_sweep.read.queries.curves import plan_curves
 from cope_sweep.read.queries.plans import best_of_row
-from cope_sweep.read.reports.runs import run_frame
+from cope_sweep.read.reports.files import run_frame
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.read.tables.best import rank_rows
 from tests.helpers.errors import raises

@@ -11,7 +11,7 @@ from cope_sweep.config.run import RunSpec
 from cope_sweep.frozen import metric_parts, metric_value
 from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.figures.kinds.curves import with_means
-from cope_sweep.read.reports.runs import run_frame
+from cope_sweep.read.reports.files import run_frame
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.table import sorted_by

@@ -9,7 +9,7 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.config.paths import check_paths
-from cope_sweep.read.reports.runs import run_frame
+from cope_sweep.read.reports.files import run_frame
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.sweep.jobs import (
     end_submission,

@@ -19,7 +19,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import FigureError, NotFoundError
 from cope_sweep.read.figures import FIGURES, FigureKind
 from cope_sweep.read.tables.model import varying_axes
-from cope_sweep.read.tables.runs import Results
+from cope_sweep.read.tables.results import Results
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures.canvas import Size

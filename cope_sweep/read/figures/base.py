@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cope_sweep.api.figures import GetFigure
     from cope_sweep.config import Plan
     from cope_sweep.read.figures.canvas import Size
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from cope_sweep.config import (
 from cope_sweep.config.estimate import RAY_START_S, RunShape, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
+from cope_sweep.read.tables.results import training_command
 from cope_sweep.read.tables.row_names import find_rows, rows_named
-from cope_sweep.read.tables.runs import training_command
 from cope_sweep.store import RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"

@@ -80,7 +80,7 @@ from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import compared_pair, reference
-from cope_sweep.read.tables.runs import training_command
+from cope_sweep.read.tables.results import training_command
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.redaction import redacted

@@ -28,11 +28,11 @@ from cope_sweep.read.figures.available import (
 )
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
+from cope_sweep.read.reports.files import result_files, run_frame, write_files
 from cope_sweep.read.reports.heads import claimed_figures, claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.reports.learned import learned
 from cope_sweep.read.reports.provenance import Provenance, provenance
-from cope_sweep.read.reports.runs import result_files, run_frame, write_files
 from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
 from cope_sweep.read.reports.thresholds import thresholds
 from cope_sweep.read.reports.trained import trained_lines

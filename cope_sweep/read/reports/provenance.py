@@ -15,7 +15,7 @@ PROVENANCE_COLUMNS = [
     "run_id", "status", "seed", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
-"""Columns of a frame of `reports.runs` about provenance."""
+"""Columns of a frame of `reports.files` about provenance."""
 TIME_TO_LOOK_MS = 10 * 60_000
 """Seeds were added if all earlier runs had ended this long before: somebody may have looked at them."""
 
@@ -65,7 +65,7 @@ class Provenance:
 
 
 def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
-    """Provenance of the finished runs in frames of `reports.runs`. A run in several frames counts once."""
+    """Provenance of the finished runs in frames of `reports.files`. A run in several frames counts once."""
     needed = [frame.reindex(columns=PROVENANCE_COLUMNS).astype(object) for frame in frames]
     runs = pd.concat(needed).drop_duplicates("run_id")
     finished = runs[runs["status"] == "finished"]

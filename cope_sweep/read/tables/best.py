@@ -26,7 +26,7 @@ from cope_sweep.frozen import is_reported
 from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
-from cope_sweep.read.tables.runs import Results, setting
+from cope_sweep.read.tables.results import Results, setting
 from cope_sweep.store import ENDED, QueryError, RunRecord, Status
 
 LEAST_VALUES = 3

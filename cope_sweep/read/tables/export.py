@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyarrow import compute, csv, parquet
 
 from cope_sweep.read.tables.render import FORMULA, without_formula
-from cope_sweep.read.tables.runs import FACT
+from cope_sweep.read.tables.results import FACT
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError

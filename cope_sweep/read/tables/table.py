@@ -30,8 +30,8 @@ from cope_sweep.read.tables.model import (
     TableRow,
     table_model,
 )
+from cope_sweep.read.tables.results import Results, read_results
 from cope_sweep.read.tables.row_names import find_axis
-from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite, with_ties
 from cope_sweep.read.tables.verdicts import verdicts
 from cope_sweep.store import QueryError, Store

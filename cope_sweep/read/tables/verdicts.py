@@ -28,7 +28,7 @@ from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.comparisons import DESCRIPTIVE, named_row
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow
-from cope_sweep.read.tables.runs import Results
+from cope_sweep.read.tables.results import Results
 from cope_sweep.read.tables.stats import finite, least_seeds
 from cope_sweep.store import QueryError
 

@@ -9,8 +9,8 @@ import pandas as pd
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.reports import evidence, write_evidence
-from cope_sweep.read.reports import runs as runs_module
-from cope_sweep.read.reports.runs import copy_runs, results_anywhere, run_frame
+from cope_sweep.read.reports import files as files_module
+from cope_sweep.read.reports.files import copy_runs, results_anywhere, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import ParquetStore, Store
@@ -125,13 +125,13 @@ def test_copies_at_the_same_time_lose_no_run(tmp_path, monkeypatch):
     for run in plan.runs:
         finish(Store(tmp_path / run.run_id, create=True), run, {"in_dist/token_error": 1.0, "dense/loss": 0.1}, FACTS)
     results = [read_results(plan, Store(tmp_path / run.run_id)) for run in plan.runs]
-    written = runs_module.write_files
+    written = files_module.write_files
 
     def write_late(*arguments):
         time.sleep(0.2)  # whoever reads meanwhile does not see these runs
         return written(*arguments)
 
-    monkeypatch.setattr(runs_module, "write_files", write_late)
+    monkeypatch.setattr(files_module, "write_files", write_late)
     with ThreadPoolExecutor(len(results)) as pool:
         copies = list(pool.map(lambda each: copy_runs(each, ParquetStore(tmp_path / "out")), results))
     assert sorted(copy.finished for copy in copies) == list(range(1, len(results) + 1))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cope_sweep.read.reports.files import run_frame
 from cope_sweep.read.reports.provenance import duration, provenance, seed_groups, seeds_text
-from cope_sweep.read.reports.runs import run_frame
 from cope_sweep.read.tables import read_results
 from tests.helpers.finished_runs import plan_of
 from tests.helpers.sweeps import members, sweep_record

@@ -7,8 +7,8 @@ import pytest
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict, with_q
 from cope_sweep.read.tables.model import table_model
+from cope_sweep.read.tables.results import with_learning
 from cope_sweep.read.tables.rules import SEQUENCES
-from cope_sweep.read.tables.runs import with_learning
 from cope_sweep.read.tables.stats import benjamini_hochberg
 from cope_sweep.records import RunRecord
 from tests.helpers.errors import raises

@@ -6,7 +6,7 @@ import pytest
 from cope_sweep.config.ablation import Claim
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
-from cope_sweep.read.reports.runs import copy_runs
+from cope_sweep.read.reports.files import copy_runs
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.declared import declared_in, declared_text, plan_declarations

@@ -9,8 +9,8 @@ from cope_sweep.read.tables.comparisons import compared, least_compared, referen
 from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
 from cope_sweep.read.tables.model import PublishedValue, column_of, table_model
 from cope_sweep.read.tables.render import markdown_text
+from cope_sweep.read.tables.results import with_learning
 from cope_sweep.read.tables.rules import SEQUENCES
-from cope_sweep.read.tables.runs import with_learning
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
 from tests.helpers.errors import raises

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.tables.best import Group
     from cope_sweep.read.tables.model import Column
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 COLUMNS = {
     "panel": "str", "metric": "str", "series": "str", "row": "str", "x": "int64", "n": "int64", "value": "float64",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cope_sweep.api.figures import GetFigure
     from cope_sweep.config import Row
     from cope_sweep.config.checks import Planned
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 LENGTH = re.compile(r"(?P<metric>.+)@(?P<length>\d+)(?P<times>x?)")
 """A metric at another length: `test/perplexity@1024` (tokens), `in_dist/token_error@4x` (times the training length)."""

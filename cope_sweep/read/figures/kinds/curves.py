@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.figures.metrics import Band
     from cope_sweep.read.tables.model import Column
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 TRAIN_LOSS = "train/loss"
 MOST_BANDS = 5

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cope_sweep.config.checks import Planned
     from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.tables.model import Column
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 COLUMNS = {
     "row": "str", "group": "str", "column": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cope_sweep.inference.probe import HeadStatistics, LayerProbe, TokenMarks
     from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.figures.heads import HeadMatrix
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 Head = Annotated[tuple[Count, Count], Strict(False)]
 """Layer and head. Accepts a list too: files have no tuples."""

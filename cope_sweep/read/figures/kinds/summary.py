@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cope_sweep.config import Plan
     from cope_sweep.read.figures.canvas import Size
     from cope_sweep.read.tables.model import Column
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 COLUMNS = {
     "row": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64", "std": "float64",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cope_sweep.api.figures import GetFigure
     from cope_sweep.config import Plan, Row
     from cope_sweep.config.checks import Planned
-    from cope_sweep.read.tables.runs import Results
+    from cope_sweep.read.tables.results import Results
 
 
 @FIGURES.register
@@ -70,7 +70,7 @@ class Values(FigureKind):
             selected_rows,
         )
         from cope_sweep.read.figures.series import SeriesData, panel_title, series_names
-        from cope_sweep.read.tables.runs import FACT
+        from cope_sweep.read.tables.results import FACT
 
         plan = results.plan
         rows = selected_rows(plan, question.row)
@@ -113,8 +113,8 @@ def _x_key(plan: Plan, name: str | None) -> str:
     from cope_sweep.config.run import FACT_METRICS
     from cope_sweep.read.figures.metrics import is_finite_number
     from cope_sweep.read.tables.model import varying_axes
+    from cope_sweep.read.tables.results import setting
     from cope_sweep.read.tables.row_names import find_axis
-    from cope_sweep.read.tables.runs import setting
 
     if name is None:
         varying = varying_axes(plan.axes, plan.rows)
@@ -145,7 +145,7 @@ def _x_key(plan: Plan, name: str | None) -> str:
 def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tuple[dict[str, float], dict[str, str]]:
     """Row → place on the x axis, and row → label there (empty if places are numbers); only rows with a value."""
     from cope_sweep.read.figures.metrics import is_finite_number, metric_columns
-    from cope_sweep.read.tables.runs import setting
+    from cope_sweep.read.tables.results import setting
 
     if key in metric_columns(runs, plan):
         means = runs.dropna(subset=[key]).groupby("row")[key].mean()
