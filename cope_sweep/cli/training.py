@@ -186,7 +186,7 @@ def _train(
         from cope_sweep.sweep.ray_executor import run_on_ray  # ray: `--local` trains where it is not installed
 
         executor = partial(run_on_ray, address=options.address)
-    same_plan, same_rows = [*plan.ablation.arguments, *store.option], _row_options(plan.chosen)
+    same_plan, same_rows = [*plan.ablation.arguments, *store.option], option_words(None, (), plan.chosen)
     notes: list[str] = []
     if options.local or options.address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
@@ -252,7 +252,7 @@ def _text_of_change(change: ChangedContent, arguments: Sequence[str]) -> str:
     if not change.is_of_all:
         keys = ", ".join(f"{name}: {value}" for name, value in change.renamed.items())
         return f"{text} content, give it another name in the file, in its task: {keys}"
-    sets = [word for name, value in change.renamed.items() for word in ("--set", f"task.{name}={value}")]
+    sets = option_words(None, (f"task.{name}={value}" for name, value in change.renamed.items()))
     return f"{text} content, give it another name: {_command()} {shlex.join(['run', *arguments, *sets])}"
 
 
@@ -337,8 +337,7 @@ def submit_ablation(
         options["--max-failures"] = limits["max_failures"]
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         cluster, store_option = jobs.job_options(cluster, {"--store": store})
-        overrides = [*option_words(scale, sets), *_row_options(rows)]
-        arguments = ["run", ablation, *store_option, *overrides, *given, *mlflow_option]
+        arguments = ["run", ablation, *store_option, *option_words(scale, sets, rows), *given, *mlflow_option]
         outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line, name=plan.name)
     if as_json:
         print_json(outcome.__dict__)
@@ -375,11 +374,6 @@ def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[
 def _other_folder(ablations: Path) -> list[str]:
     """The `--ablations` that names this folder; none for the default folder."""
     return [] if ablations == ablations_folder() else ["--ablations", str(ablations)]
-
-
-def _row_options(rows: Sequence[str]) -> list[str]:
-    """The `--rows` of a command line."""
-    return [word for text in rows for word in ("--rows", text)]
 
 
 def _print_outcome(

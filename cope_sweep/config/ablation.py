@@ -597,9 +597,8 @@ class Ablation(Frozen):
     def measured_metric(self) -> Metric:
         """The primary metric; where that one depends on when another is learned, this other one, which runs report."""
         name = learning_parts(self.primary_metric.name)[1]
-        # Only `of_learned` may follow a metric that is no column, and has the goal of this metric.
-        renamed = self.primary_metric.model_copy(update={"name": name})
-        return next((metric for metric in self.metrics if metric.name == name), renamed)
+        # Of these metrics, only those of `of_learned` need no such column: they have its goal.
+        return next((m for m in self.metrics if m.name == name), self.primary_metric.model_copy(update={"name": name}))
 
     @property
     def row_seeds(self) -> list[int]:

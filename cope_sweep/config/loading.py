@@ -106,9 +106,10 @@ class LoadedAblation:
         return shlex.join([self.name, *option_words(self.scale, self.assignments)])
 
 
-def option_words(scale: str | None, sets: Iterable[str]) -> list[str]:
-    """The `--scale` and `--set` of a command line, in words."""
-    return [*(["--scale", scale] if scale else []), *(word for text in sets for word in ("--set", text))]
+def option_words(scale: str | None, sets: Iterable[str], rows: Iterable[str] = ()) -> list[str]:
+    """The `--scale`, `--set` and `--rows` of a command line, in words."""
+    given = [*(("--set", text) for text in sets), *(("--rows", text) for text in rows)]
+    return [*(["--scale", scale] if scale else []), *(word for option in given for word in option)]
 
 
 def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:

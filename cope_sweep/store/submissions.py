@@ -49,8 +49,8 @@ class Submission(Budget):
     @property
     def command(self) -> list[str]:
         """The command that trains the same runs, for the record of the sweep."""
-        rows = (word for text in self.rows for word in ("--rows", text))
-        return ["cope-sweep", "run", *(self.typed or [self.ablation]), *option_words(self.scale, self.sets), *rows]
+        options = option_words(self.scale, self.sets, self.rows)
+        return ["cope-sweep", "run", *(self.typed or [self.ablation]), *options]
 
     def __str__(self) -> str:
         return shlex.join(self.command)

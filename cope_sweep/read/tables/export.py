@@ -25,11 +25,11 @@ import pyarrow as pa
 from pyarrow import compute, csv, parquet
 
 from cope_sweep.read.tables.render import FORMULA, without_formula
-from cope_sweep.read.tables.results import FACT
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.tables import SECTIONS
+from cope_sweep.store.results_file import FACT
 
 RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "message")
 BATCH = 2_000

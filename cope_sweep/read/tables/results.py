@@ -21,8 +21,6 @@ from cope_sweep.store.errors import DamagedError
 if TYPE_CHECKING:
     import pandas as pd
 
-FACT = "facts."
-
 
 @dataclass(frozen=True)
 class Results:

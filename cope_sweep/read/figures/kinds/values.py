@@ -70,7 +70,7 @@ class Values(FigureKind):
             selected_rows,
         )
         from cope_sweep.read.figures.series import SeriesData, panel_title, series_names
-        from cope_sweep.read.tables.results import FACT
+        from cope_sweep.store.results_file import FACT
 
         plan = results.plan
         rows = selected_rows(plan, question.row)
