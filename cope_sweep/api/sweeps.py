@@ -49,8 +49,9 @@ class SweepDetail(SweepSummary):
     notes: list[str] = []
     file_text: str = Field(default="", description="The ablation file.")
     members: list[SweepMember] = []
-    to_suggest: int = Field(
-        default=0, description="Rows that the search of a sweep in progress has still to choose, by the results so far."
+    to_suggest: int = Field(default=0, description="Rows that the search has still to choose, by the results so far.")
+    leave_out: list[Status] = Field(
+        default=[], description="Statuses of runs that it does not train, beside finished ones."
     )
     error: str | None = Field(
         default=None, description="Why its record cannot be read; the other fields are then empty."

@@ -170,8 +170,8 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
         console.print(escaped(note))
     _print_runs(sweep.members)
     if sweep.to_suggest:
-        rows = "1 more row is" if sweep.to_suggest == 1 else f"{sweep.to_suggest} more rows are"
-        console.print(f"{rows} to come: the search chooses by the results so far")
+        rows = "1 row is" if sweep.to_suggest == 1 else f"{sweep.to_suggest} rows are"
+        console.print(f"{rows} not chosen yet: the search chooses by the results so far")
 
 
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:

@@ -48,6 +48,16 @@ scales:
 """
 
 
+SEARCHED = (
+    TINY.partition("grid:")[0]
+    + """\
+search: {kind: optuna, samples: 2, metric: in_dist/token_error, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}
+seeds: [0]
+metrics: [{name: in_dist/token_error}]
+"""
+)
+
+
 CLAIM = """\
 claims:
   - {text: CoPE copies better, source: Table 2, better: {model.position: CoPE}, than: {model.position: Absolute}}

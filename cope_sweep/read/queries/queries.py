@@ -85,7 +85,6 @@ from cope_sweep.read.tables.table import check_options
 from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
-    ACTIVE,
     QueryError,
     RunFolder,
     RunPage,
@@ -621,12 +620,12 @@ class Queries:
             counted = {"status": waiting.status(current), "reason": waiting.reason(current, training)}
             members.append(SweepMember(**current.progress() | run | counted))
         more = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
-        return SweepDetail(**fields, **more, members=members, to_suggest=self._to_suggest(summary, record))
+        return SweepDetail(**fields, **more, members=members, to_suggest=self._to_suggest(record))
 
-    def _to_suggest(self, sweep: SweepSummary, record: SweepRecord) -> int:
-        """The number of rows that the search of an active sweep has still to choose."""
+    def _to_suggest(self, record: SweepRecord) -> int:
+        """The number of rows that the search of a sweep has still to choose."""
         # A retry leaves out pending runs, and suggests no rows.
-        if sweep.status not in ACTIVE or not record.data.get("search") or "pending" in record.leave_out:
+        if not record.data.get("search") or "pending" in record.leave_out:
             return 0
         try:
             ablation = self._recorded.of_record(record)

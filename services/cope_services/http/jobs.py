@@ -125,7 +125,7 @@ class SweepJobs:
         again = retried(before, request=f"retry {sweep_id}")
         plan = submitted_plan(again)
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
-        if not counts.keys() - {*plan.done_statuses}:
+        if not counts.keys() - {*plan.done_statuses} and not recorded_plan(plan, store).open_samples:
             raise ConflictError(
                 f"sweep {sweep_id} has no run left to train: all are finished or were stopped early",
                 code="nothing_left",

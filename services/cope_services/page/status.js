@@ -55,8 +55,10 @@ export const isActive = ({ status }) => ["pending", "running"].includes(status);
 /** The counts of a sweep with their names. */
 export const sweepSummary = (sweep) => summary(sweep.counts, { ended: !isActive(sweep) });
 
-/** The number of runs that a sweep which has ended has left. What a scheduler has stopped has ended. */
-export const left = (counts) => ["pending", "interrupted", "failed"].reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+/** The number of runs that a retry of an ended sweep trains; a run that a scheduler has stopped has ended. */
+export const left = ({ counts, leave_out: leftOut }) =>
+  ["pending", "interrupted", "failed", ...(leftOut.includes("stopped") ? [] : ["stopped"])]
+    .reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
 /** A bar with a part for each status. */
 export function progress(counts) {
@@ -95,13 +97,6 @@ export function setsOptions(ablation, { scale, sets }) {
   if (sets.length && !known.some((each) => JSON.stringify(each) === JSON.stringify(sets))) known.push(sets);
   return known.length ? [[], ...known].map((each) => [JSON.stringify(each), setsText(each) || "as in the file"]) : null;
 }
-
-/**
- * The status of a sweep as it is now: the runs that an interrupted or failed one has left may have been finished by another
- * sweep, and then nothing is left of it.
- */
-export const sweepStatus = ({ status, counts }) =>
-  ["interrupted", "failed"].includes(status) && total(counts) && total(counts) === (counts.finished ?? 0) + (counts.stopped ?? 0) ? "finished" : status;
 
 /** The counts of runs of an ablation by size: [{scale, sets, counts}], the file as it is ("") first, then those with other values. */
 export function sizes({ counts, scales, at_scales: atScales, variants }) {

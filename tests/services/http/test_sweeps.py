@@ -23,6 +23,7 @@ from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import Client, server_events
 from cope_sweep.config import expand, load_ablation
+from cope_sweep.config.expand import row_of
 from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
@@ -34,9 +35,9 @@ from cope_sweep.sweep.jobs import job_submission
 from tests.helpers.finished_runs import fail, finish
 from tests.helpers.finished_runs import stop as stop_early
 from tests.helpers.processes import until
-from tests.helpers.sample_store import API, TINY, SampleStore, ServedFolders, serving
+from tests.helpers.sample_store import API, SEARCHED, TINY, SampleStore, ServedFolders, serving
 from tests.helpers.scripted_cluster import ScriptedCluster, scripted_cluster
-from tests.helpers.sweeps import sweep_record
+from tests.helpers.sweeps import end_sweep, sweep_record
 from tests.helpers.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
@@ -408,6 +409,22 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     assert (nothing.status_code, nothing.json()["code"]) == (409, "nothing_left")
     for action in ("stop", "retry"):
         assert client.post(f"{API}/sweeps/20260101-000000-0000/{action}").status_code == 404
+
+
+def test_a_search_that_ended_before_its_last_row_can_be_retried(
+    serve: Serve, cluster: ScriptedCluster, folder: Path
+) -> None:
+    (folder / "ablations" / "searched.yaml").write_text(SEARCHED)
+    client = serve()
+    sweep_id = submit(client, ablation="searched", max_runs=1).json()["sweep_id"]
+    store = Store(folder / "store")
+    record = store.sweep(sweep_id)
+    assert record is not None
+    row = row_of(load_ablation(folder / "ablations" / "searched.yaml"), {"train.lr": 0.001})
+    finish(store, row.runs[0], {"in_dist/token_error": 1.0})
+    member = SweepRun(run_id=row.runs[0].run_id, row=row.name, labels=row.labels, seed=0)
+    end_sweep(store, record.model_copy(update={"runs": [member]}))
+    assert client.post(f"{API}/sweeps/{sweep_id}/retry").status_code == 202
 
 
 def test_the_index_of_the_service_is_that_of_the_job(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:

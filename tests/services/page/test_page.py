@@ -5,21 +5,24 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from cope_services.http.access import KeysFile
 
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.config.expand import row_of
 from cope_sweep.read.queries.claims import with_deciding
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
+from cope_sweep.store import SweepRun
 from cope_sweep.sweep.jobs import job_submission
 from tests.helpers.claims import claim_result
 from tests.helpers.finished_runs import finish
-from tests.helpers.sample_store import API, SampleStore, serving
+from tests.helpers.finished_runs import stop as stop_early
+from tests.helpers.sample_store import API, SEARCHED, SampleStore, serving
 from tests.helpers.scripted_cluster import scripted_cluster
 from tests.helpers.sweeps import end_sweep, write_sweep
 from tests.services.page import page_site
@@ -849,6 +852,26 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     page.wait_for_function("() => document.querySelector('p[role=status]').textContent.length > 20")  # why it cannot be
     assert [each for each in visitor.problems if "the server responded with a status of" not in each] == []
     visitor.problems.clear()
+
+
+def test_a_retry_trains_stopped_runs_and_rows_that_the_search_has_not_chosen(
+    visitor: Visitor, site: Site, tmp_path: Path
+) -> None:
+    file = tmp_path / "searched.yaml"
+    file.write_text(SEARCHED)
+    plan = expand(load_ablation(file))
+    row = row_of(plan.ablation, {"train.lr": 0.001})
+    stop_early(site.sample.store, row.runs[0])
+    member = SweepRun(run_id=row.runs[0].run_id, row=row.name, labels=row.labels, seed=0)
+    changes: dict[str, Any] = {"runs": [member], "data": plan.ablation.data, "status": "interrupted"}
+    record = write_sweep(site.sample.store, plan, **changes)
+    page = visitor.open(f"sweeps/{record.sweep_id}", "#members")
+    assert page.locator(".head .badge").inner_text() == "interrupted"
+    assert page.get_by_role("button", name="Retry 1 run and 1 row of the search").is_visible()
+    assert page.locator(".waiting").inner_text().startswith("1 row not chosen yet")
+    record = write_sweep(site.sample.store, plan, **changes, leave_out=["stopped"])  # of a schedule
+    page = visitor.open(f"sweeps/{record.sweep_id}", "#members")
+    assert page.get_by_role("button", name="Retry 1 row of the search").is_visible()
 
 
 def test_a_sweep_shows_the_curves_of_the_loss_and_of_the_primary_metric(visitor: Visitor, site: Site) -> None:

@@ -5,7 +5,7 @@ import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
 import { REFRESH_MS } from "../poll.js";
 import { link } from "../route.js";
-import { badge, isActive, left, progress, sweepStatus, sweepSummary } from "../status.js";
+import { badge, isActive, left, progress, sweepSummary } from "../status.js";
 import { learningCurves } from "./learning_curves.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
@@ -31,12 +31,47 @@ function confirmed(title, text, action) {
   });
 }
 
+/** What stops a sweep or trains its rest: a function that makes the buttons, and a notice of what came of it. */
+function sweepActions(id) {
+  const notice = h("p", { class: "note", role: "status" });
+
+  async function act(what, [title, text, verb], done) {
+    if (!(await confirmed(title, text, verb))) return;
+    try {
+      const answer = await post(at(["sweeps", id, what]));
+      const other =
+        answer.sweep_id === id ? null : h("a", { href: link(["sweeps", answer.sweep_id]) }, `Sweep ${answer.sweep_id}`);
+      replace(notice, done, " ", other);
+    } catch (error) {
+      notice.textContent = error.message;
+    }
+    dispatchEvent(new Event("routechange"));
+  }
+
+  function buttons(found) {
+    if (isActive(found)) {
+      const text = "Runs in progress write a checkpoint and can be continued. Other runs stay pending.";
+      const done = "The sweep has been asked to stop. Its runs write checkpoints first.";
+      const stop = () => act("stop", ["Stop this sweep?", text, "Stop the sweep"], done);
+      return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
+    }
+    const [runs, rows] = [left(found), found.to_suggest];
+    if (!runs && !rows) return null;
+    const rest = [runs && plural(runs, "run"), rows && `${plural(rows, "row")} of the search`].filter(Boolean).join(" and ");
+    const text = "Trains what is not finished, failed runs included. Each continues from its last checkpoint if it has one.";
+    const retry = () => act("retry", [`Train ${rest}?`, text, "Retry"], "A new sweep trains them.");
+    return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${rest}`);
+  }
+
+  return { notice, buttons };
+}
+
 export function sweep(root, id) {
   const part = changes();
   const [head, live, failed, curves, list, written] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
   const counted = h("div", { class: "counts" });
-  const [actions, notice] = [h("div", { class: "actions" }), h("p", { class: "note", role: "status" })];
+  const [actions, { notice, buttons }] = [h("div", { class: "actions" }), sweepActions(id)];
   const leaving = new AbortController();
   let [started, listening, all] = [false, false, false];
 
@@ -70,37 +105,6 @@ export function sweep(root, id) {
     }
   }
 
-  async function act(what, [title, text, verb], done) {
-    if (!(await confirmed(title, text, verb))) return;
-    try {
-      const answer = await post(at(["sweeps", id, what]));
-      const other =
-        answer.sweep_id === id ? null : h("a", { href: link(["sweeps", answer.sweep_id]) }, `Sweep ${answer.sweep_id}`);
-      replace(notice, done, " ", other);
-    } catch (error) {
-      notice.textContent = error.message;
-    }
-    dispatchEvent(new Event("routechange"));
-  }
-
-  const STOP = [
-    "Stop this sweep?",
-    "Runs in progress write a checkpoint and can be continued. Other runs stay pending.",
-    "Stop the sweep",
-  ];
-
-  function buttons({ status, counts }) {
-    if (isActive({ status })) {
-      const stop = () => act("stop", STOP, "The sweep has been asked to stop. Its runs write checkpoints first.");
-      return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
-    }
-    if (!left(counts)) return null;
-    const runs = plural(left(counts), "run");
-    const text = "Trains what is not finished, failed runs included. Each continues from its last checkpoint if it has one.";
-    const retry = () => act("retry", [`Train ${runs}?`, text, "Retry"], "The runs are trained again.");
-    return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
-  }
-
   /** The loss and the primary metric of its rows, as the ablation's page draws them. */
   async function drawCurves({ ablation: name, scale, sets, metrics, members: runs }, params) {
     if (!runs.some((run) => run.step)) return;
@@ -119,7 +123,7 @@ export function sweep(root, id) {
     replace(
       head,
       crumbs(["Sweeps", link(["sweeps"])], id),
-      h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(sweepStatus(found)), actions),
+      h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(found.status), actions),
       notice,
       counted,
       facts(found),
@@ -138,7 +142,7 @@ export function sweep(root, id) {
       const found = await get(at(["sweeps", id]));
       if (!started) replace(root, head, live, failed, curves, list, written);
       started = true;
-      part("head", JSON.stringify([found.status, found.counts, found.ended_ms]), () => drawHead(found));
+      part("head", JSON.stringify([found.status, found.counts, found.to_suggest, found.ended_ms]), () => drawHead(found));
       if (isActive(found)) {
         if (!listening) listen();
       } else {

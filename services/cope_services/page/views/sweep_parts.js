@@ -35,7 +35,7 @@ export function failures(list) {
 function waiting(runs, toSuggest) {
   const reasons = [...Map.groupBy(runs.filter((run) => run.reason), (run) => run.reason)].sort((a, b) => b[1].length - a[1].length);
   const lines = reasons.map(([reason, some]) => `${plural(some.length, "run")}: ${reason}`);
-  if (toSuggest) lines.push(`${plural(toSuggest, "more row")} to come: the search chooses by the results so far`);
+  if (toSuggest) lines.push(`${plural(toSuggest, "row")} not chosen yet: the search chooses by the results so far`);
   return lines.length > 0 && h("ul", { class: "waiting", "aria-label": "What waits" }, lines.map((line) => h("li", {}, line)));
 }
 

@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, select, table } from "../dom.js";
 import { duration, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { badge, progress, setsText, sizeParams, sweepStatus, sweepSummary } from "../status.js";
+import { badge, progress, setsText, sizeParams, sweepSummary } from "../status.js";
 
 const LIMIT = 200;
 const COLUMNS = ["sweep", "status", "ablation", ["runs", "bars"], "executor", ["started", "number"], ["duration", "number"]];
@@ -14,7 +14,7 @@ function line(sweep) {
   const until = end ?? (status === "running" ? Date.now() : null);
   return [
     h("a", { class: "mono", href: link(["sweeps", id]), "data-key": id }, id),
-    badge(sweepStatus(sweep)),
+    badge(status),
     [
       h("a", { href: link(["ablations", sweep.ablation], sizeParams(sweep)), "data-key": `ablation ${id}` }, sweep.title || sweep.ablation),
       " ",
