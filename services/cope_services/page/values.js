@@ -22,5 +22,8 @@ export function shown(key, value) {
 /** Fields of a run that tables of runs need. The API leaves the others out if any field or key is asked for. */
 export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms", "metrics"];
 
+/** The metric by which rows are compared. */
+export const primaryOf = (metrics) => metrics.find((each) => each.primary) ?? metrics[0];
+
 /** Metrics, with training metrics last. */
 export const resultsFirst = (metrics) => [...metrics].sort((a, b) => a.startsWith("train/") - b.startsWith("train/"));

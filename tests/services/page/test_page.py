@@ -291,7 +291,7 @@ def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visi
     page.evaluate(  # both before the page has drawn the first choice
         """() => document.querySelectorAll("[aria-label^='Draw the curves of']").forEach((box) => box.click())"""
     )
-    page.wait_for_function("() => location.hash.endsWith('row=CoPE&row=Absolute')")
+    page.wait_for_function("() => location.hash.endsWith('row=Absolute&row=CoPE')")
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
@@ -616,11 +616,13 @@ scales:
 """
 
 
-def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
+def test_results_are_sorted_grouped_and_filtered_and_home_has_the_best(
     context: BrowserContext, site: Site, tmp_path: Path
 ) -> None:
     sample = site.sample.copy_to(tmp_path / "copy")
     (sample.ablations / "grouped.yaml").write_text(GROUPED)
+    by_dense = GROUPED.replace("Two tasks", "By another metric") + "primary: dense/token_error\n"
+    (sample.ablations / "dense.yaml").write_text(by_dense)
     plan = expand(with_overrides(load_ablation(sample.ablations / "grouped.yaml"), scale="narrow"))
     errors = {"CoPE": 0.0, "Absolute": 30.0, "RoPE": 20.0, "ALiBi": 10.0, "T5": 40.0}
     end_sweep(sample.store, write_sweep(sample.store, plan))
@@ -637,6 +639,7 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
         assert recalled.locator(names).all_inner_texts() == ["CoPE", "ALiBi", "RoPE", "Absolute", "T5"]
         assert "Dense (%)" in copied.inner_text()
         assert "Dense (%)" not in recalled.inner_text()  # no row has it
+        assert copied.locator(names).all_inner_texts() == ["CoPE", "ALiBi", "RoPE", "Absolute", "T5"]
         best, *others = recalled.locator("td.number").all()[::2]
         assert "5/5 learned" in best.inner_text()
         assert all("unlearned" in each.get_attribute("class") for each in others)
@@ -657,6 +660,8 @@ def test_results_are_ranked_grouped_and_filtered_and_home_has_the_best(
         assert page.get_by_text("1 of 10 rows").is_visible()
         assert page.get_by_label("Filter rows").input_value() == "copy rope"
         assert accessibility(page) == []
+        page = visitor.open("playground?ablation=dense&scale=narrow&run=none", "legend")
+        assert page.locator("legend").inner_text().endswith("by Dense (%) first")
         page = visitor.open("ablations", ".leaders")
         card = page.locator("ul.ablations > li", has_text="Two tasks")
         assert card.locator(".leaders dt").all_inner_texts()[:3] == ["In-dist. (%)", "Copy · CoPE", "Recall · CoPE"]

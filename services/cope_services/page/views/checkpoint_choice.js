@@ -4,6 +4,7 @@ import { at, get } from "../api.js";
 import { checkbox, empty, h, select } from "../dom.js";
 import { change, toggled } from "../route.js";
 import { askedSize, scaleName, scaleOptions, setsOptions, sizes } from "../status.js";
+import { primaryOf } from "../values.js";
 
 export const MOST = 8; // checkpoints at once
 export const NONE = "none"; // instead of runs: none is chosen, and none shall be
@@ -19,7 +20,7 @@ export async function loadChoice(params, run) {
   if (!ablation) return { usable, rows: [] };
   const { scale, sets } = askedSize(params, ablation);
   const table = await get(at(["ablations", ablation.name, "table"], { format: "json", scale, set: sets }));
-  const [metric] = table.metrics;
+  const metric = primaryOf(table.metrics);
   const sign = metric.goal === "min" ? 1 : -1;
   const ordered = (row) => [...row.metrics[metric.name].values].sort((a, b) => sign * (a.value - b.value));
   const rows = table.rows.map((row) => ({ row: row.row, runs: ordered(row) })).filter((row) => row.runs.length);

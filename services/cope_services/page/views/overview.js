@@ -6,6 +6,7 @@ import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, number, plural, withMinus } from "../format.js";
 import { change, link } from "../route.js";
 import { askedSize, begun, isActive, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
+import { primaryOf } from "../values.js";
 import { claimsTable } from "./claims.js";
 import { verdictText } from "./results_table.js";
 import { askField } from "./tried.js";
@@ -57,7 +58,7 @@ const BEST = 3; // rows on a card
 
 /** The best rows of a table by the primary metric, with their verdicts. */
 function bestRows({ metrics, rows }) {
-  const metric = metrics.find((each) => each.primary) ?? metrics[0];
+  const metric = primaryOf(metrics);
   const sign = metric.goal === "min" ? 1 : -1;
   const found = rows.map((row) => ({ row: row.row, ...row.metrics[metric.name] })).filter((each) => each.n);
   const best = found.sort((a, b) => sign * (a.mean - b.mean)).slice(0, BEST);

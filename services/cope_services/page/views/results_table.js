@@ -5,6 +5,7 @@ import { empty, h, replace, scrolling, searchField, section, select } from "../d
 import { integer, plural, withMinus } from "../format.js";
 import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
+import { primaryOf } from "../values.js";
 
 const SPACE = "\u2007"; // as wide as a digit
 const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
@@ -95,39 +96,23 @@ function cell(row, metric, context) {
 
 const SHADES = 5;
 
-/** Row → its place among the values of a column: 0 for the best. Equal values share a place, rows without a value have none. */
-function places(rows, metric) {
-  const value = (row) => row.metrics[metric.name].mean * (metric.goal === "min" ? 1 : -1);
-  const values = rows.filter((row) => row.metrics[metric.name].n).map(value);
-  return new Map(rows.filter((row) => row.metrics[metric.name].n).map((row) => [row.row, values.filter((each) => each < value(row)).length]));
-}
-
 /** Most seeds have not learned the task, or do no better than a rule that does not solve it. */
 const isUnlearned = ({ mostly_stuck: stuck, learned: share }) => stuck || (share !== null && 2 * share.k < share.n);
 
-/** Row → the class of its cell: the better the place among rows that have learned the task, the more colour; else grey. */
-function shadesOf(rows, metric) {
-  const isGrey = (row) => isUnlearned(row.metrics[metric.name]);
-  const found = places(rows.filter((row) => !isGrey(row)), metric);
-  const most = Math.max(...found.values(), 1);
-  const shade = (place) => `heat${SHADES - 1 - Math.round((place / most) * (SHADES - 1))}`;
-  const shades = rows.length > 1 ? [...found].map(([row, place]) => [row, shade(place)]) : [];
-  return new Map([...shades, ...rows.filter(isGrey).map((row) => [row.row, "unlearned"])]);
+/** Row → the class of its cell: the better the value among rows that have learned the task, the more colour; else grey. */
+function shadesOf(rows, { name, goal }) {
+  const isGrey = (row) => isUnlearned(row.metrics[name]);
+  const coloured = rows.filter((row) => row.metrics[name].n && !isGrey(row));
+  const sign = goal === "min" ? 1 : -1;
+  const values = [...new Set(coloured.map((row) => row.metrics[name].mean))].sort((a, b) => sign * (a - b));
+  const most = Math.max(values.length - 1, 1);
+  const shades = new Map(values.map((value, i) => [value, `heat${SHADES - 1 - Math.round((i / most) * (SHADES - 1))}`]));
+  const shade = (row) => [row.row, shades.get(row.metrics[name].mean)];
+  return new Map([...(rows.length > 1 ? coloured.map(shade) : []), ...rows.filter(isGrey).map((row) => [row.row, "unlearned"])]);
 }
 
 /** Of seeds that have learned the task, the better row may have fewer. */
 const isRanked = (metric) => metric.compared && !metric.name.startsWith("of_learned/");
-
-/** The rows, those with the least mean place over the columns first, as in the heatmap; rows without values last. */
-function byRank(rows, metrics) {
-  const found = metrics.filter(isRanked).map((metric) => places(rows, metric));
-  const rank = (row) => {
-    const own = found.filter((each) => each.has(row.row)).map((each) => each.get(row.row));
-    return own.length ? own.reduce((sum, each) => sum + each, 0) / own.length : Infinity;
-  };
-  const ranks = new Map(rows.map((row) => [row.row, rank(row)]));
-  return [...rows].sort((a, b) => (ranks.get(a.row) === ranks.get(b.row) ? 0 : ranks.get(a.row) - ranks.get(b.row)));
-}
 
 /**
  * The rows by the labels of the first axis, if it groups them: [[label, rows], …]. The axis along which rows are compared
@@ -175,20 +160,23 @@ function runsOfCell(row, metric, width) {
   );
 }
 
-/** Rows in the order of the address: by a column, by name, as in the file, or, without one, by rank. */
+/** Rows in the order of the address: by a column, by name, as in the file; else by the primary metric, best first, not learned last. */
 function sorted(rows, metrics, params) {
-  const [key, descending] = [params.get("sort"), params.get("order") === "desc"];
-  if (!key) return byRank(rows, metrics);
-  if (key === "file") return rows;
+  const asked = params.get("sort");
+  if (asked === "file") return rows;
+  const primary = primaryOf(metrics);
+  const key = asked ?? primary.name;
+  const descending = asked ? params.get("order") === "desc" : primary.goal === "max";
   const value = (row) => (key === "row" ? row.row : key === "parameters" ? row.parameters : row.metrics[key]?.mean) ?? null;
+  const part = (row) => (value(row) === null ? 2 : Number(!asked && isUnlearned(row.metrics[key])));
   return [...rows].sort((a, b) => {
     const [x, y] = [value(a), value(b)];
-    if (x === null || y === null) return (x === null) - (y === null);
-    return (typeof x === "string" ? x.localeCompare(y) : x - y) * (descending ? -1 : 1);
+    const order = typeof x === "string" ? x.localeCompare(y) : x - y;
+    return part(a) - part(b) || order * (descending ? -1 : 1);
   });
 }
 
-/** A header that sorts: ascending, descending, by rank. */
+/** A header that sorts: ascending, descending, best first. */
 function heading(key, text, params, attributes = {}) {
   const own = params.get("sort") === key;
   const descending = own && params.get("order") === "desc";
@@ -285,7 +273,7 @@ export function resultsTable(container) {
     if (document.activeElement !== filter) filter.value = only;
     const words = only.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = table.rows.filter(({ row }) => words.every((word) => row.toLowerCase().includes(word)));
-    const orders = [["", "by rank"], ["file", "as in the file"]];
+    const orders = [["", "best first"], ["file", "as in the file"]];
     if (!controls.isConnected) replace(container, section("Results", { id: "results" }, answer, controls, tables, notes));
     replace(answer, table.compared?.answer && h("p", { class: "prose" }, table.compared.answer));
     if (!filter.isConnected) controls.append(filter, h("div", { class: "bar choices" }));
