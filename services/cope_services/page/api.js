@@ -16,12 +16,13 @@ class ApiError extends Error {
   }
 }
 
-/** The server does not respond. */
-export class Unreachable extends Error {}
+export class Unreachable extends Error {
+  message = "The server does not respond.";
+}
 
 /** Tell a lost connection, for which fetch() has a TypeError, from an error in a script of the page. */
 function lost(error) {
-  throw error instanceof TypeError ? new Unreachable(error.message) : error;
+  throw error instanceof TypeError ? new Unreachable() : error;
 }
 
 export const key = {

@@ -133,6 +133,16 @@ export function tabs(label, pages, shown, onchange) {
   return h("nav", { class: "tabs", "aria-label": label }, pages.map(page));
 }
 
+export const LEVELS = 9; // colours of a scale
+
+/** A scale of colours, those of the classes prefix0 … prefix8, between texts for the least and the most. */
+export const colourScale = (prefix, least, most) =>
+  h("div", { class: "scale", role: "img", "aria-label": `Colours from ${least}, to ${most}` },
+    h("span", {}, least),
+    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `${prefix}${i}` }))),
+    h("span", {}, most),
+  );
+
 /** The path to a view: [[text, address], …, text]. */
 export const crumbs = (...parts) =>
   h("nav", { class: "crumbs", "aria-label": "Path" },

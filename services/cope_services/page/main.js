@@ -34,7 +34,7 @@ let open = null; // {at, view, poller}
 function report(error) {
   live.className = "offline";
   if (error.status !== undefined) live.textContent = `${error.status}: ${error.message}`;
-  else if (error instanceof Unreachable) live.textContent = "The server does not respond. Trying again …";
+  else if (error instanceof Unreachable) live.textContent = `${error.message} Trying again …`;
   else {
     live.textContent = `An error of this page: ${error.message}`;
     console.error(error);
@@ -50,7 +50,7 @@ function showError(error) {
       ),
       h("p", {},
         error instanceof Unreachable
-          ? marked("The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself.")
+          ? marked(`${error.message} It may have stopped; start it with \`cope-sweep serve\`. This page tries again by itself.`)
           : error.message,
       ),
       h("p", {},

@@ -17,14 +17,14 @@ from cope_sweep.read.queries.claims import with_deciding
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
-from cope_sweep.store import SweepRun
+from cope_sweep.store import SweepRun, open_store
 from cope_sweep.sweep.jobs import job_submission
 from tests.helpers.claims import claim_result
 from tests.helpers.finished_runs import finish
 from tests.helpers.finished_runs import stop as stop_early
 from tests.helpers.sample_store import API, SEARCHED, SampleStore, serving
 from tests.helpers.scripted_cluster import scripted_cluster
-from tests.helpers.sweeps import end_sweep, write_sweep
+from tests.helpers.sweeps import end_sweep, stop, write_sweep
 from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor, accessibility, short_ids
 
@@ -570,6 +570,20 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert page.locator(".results tbody tr").count() > 0
 
 
+def test_an_ablation_that_was_started_shows_its_own_curves_and_not_the_kept_results(
+    context: BrowserContext, site: Site, tmp_path: Path
+) -> None:
+    sample = site.sample.copy_to(tmp_path / "sample")
+    write_evidence(evidence(read_results(sample.plan, sample.store)), sample.ablations / "results")
+    stop(open_store(tmp_path / "new", create=True), sample.plan.runs[0])
+    with serving(sample.settings(store=tmp_path / "new")) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/tiny", ".results tbody tr")
+        page.wait_for_selector("#curves")
+        assert page.locator("p.committed").count() == 0
+        assert visitor.problems == []
+
+
 def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserContext, site: Site, tmp_path: Path) -> None:
     sample = site.sample.copy_to(tmp_path / "copy")
     (sample.ablations / "varied.yaml").write_text(page_site.CURVES)
@@ -828,6 +842,18 @@ def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Sit
     first.locator(".key").nth(2).click()
     page.wait_for_function("() => document.querySelector('.strip .key.query span').textContent === '0'")
     assert page.locator(".strip").first.locator(".key.later").count() == 3
+
+
+def test_the_playground_tells_its_own_errors_from_a_lost_server(visitor: Visitor, site: Site) -> None:
+    address = f"playground?run={site.sample.ids[0]}&ask=1&text=1 _ 0 _ > 1 0"
+    visitor.page.route("**/api/v1/perplexity", lambda route: route.fulfill(json={}))
+    page = visitor.open(address, ".error")
+    assert "does not respond" not in page.locator(".error").inner_text()
+    visitor.page.route("**/api/v1/perplexity", lambda route: route.abort())
+    page = visitor.open(address, ".error")
+    assert page.locator(".error").inner_text() == "The server does not respond."
+    assert [each for each in visitor.problems if "ERR_FAILED" not in each] == []
+    visitor.problems.clear()
 
 
 def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Visitor, site: Site) -> None:

@@ -3,7 +3,7 @@
 import { at, download, get } from "../api.js";
 import { changes, crumbs, empty, h, marked, replace, section, segmented, select, table, tabs } from "../dom.js";
 import { change, link } from "../route.js";
-import { askedSize, badge, dot, progress, scaleName, scaleOptions, setsOptions, setsText, STATUSES, summary } from "../status.js";
+import { askedSize, badge, begun, dot, progress, scaleName, scaleOptions, setsOptions, setsText, STATUSES, summary } from "../status.js";
 import { claimsTable } from "./claims.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
@@ -161,8 +161,8 @@ export function ablation(root, name) {
       part("head", JSON.stringify([detail, size, tab, pages, mlflowUrl]), () =>
         replace(head, ...header({ ...detail, scales: base.scales, variants: base.variants }, size, tab, pages, mlflowUrl)),
       );
-      // Where nothing is finished here, what is kept with the ablation files.
-      const committed = (!detail.error && !sets.length && !detail.counts.finished && detail.committed.includes(scale)) || null;
+      // Where nothing is started here, what is kept with the ablation files.
+      const committed = (!detail.error && !sets.length && !begun(detail.counts) && detail.committed.includes(scale)) || null;
       let notice = "";
       for (const each of [main, claims, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;

@@ -1,12 +1,11 @@
 // What the heads of a model do with a text: gates and positions where an encoding counts, attention where none does.
 
 import { at, post } from "../api.js";
-import { empty, h, replace, section, select, segmented } from "../dom.js";
+import { colourScale, empty, h, LEVELS, replace, section, select, segmented } from "../dom.js";
 import { fixed } from "../format.js";
 
 const VIEWS = [["gates", "Gates"], ["positions", "Positions"]];
 const ATTENTION = [["attention", "Attention"]];
-const LEVELS = 9;
 
 /** A level 0 … 8 for a gate 0 … 1. */
 const level = (gate) => Math.min(Math.floor(gate * LEVELS), LEVELS - 1);
@@ -113,14 +112,8 @@ function matrix(head, which, query) {
 /** From nearly transparent to strong blue; the row of the query is orange. */
 const ramp = (shade, marked) => (marked ? [214, 110, 20, 60 + 195 * shade] : [47, 91, 208, 18 + 237 * shade]);
 
-function legend(run) {
-  const [least, most] = hasGates(run) ? ["gate 0, not counted", "gate 1, counted"] : ["no attention", "the most attention"];
-  return h("div", { class: "scale", role: "img", "aria-label": `Colours from ${least}, to ${most}` },
-    h("span", {}, least),
-    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `g${i}` }))),
-    h("span", {}, most),
-  );
-}
+const legend = (run) =>
+  colourScale("g", ...(hasGates(run) ? ["gate 0, not counted", "gate 1, counted"] : ["no attention", "the most attention"]));
 
 const EXPLANATION =
   "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up " +
@@ -205,7 +198,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     } catch (error) {
       if (signal.aborted) return;
       if (isTooLarge(error) && state.layer === null) await load({ layer: 0 });
-      else replace(strips, h("p", { class: "bad" }, error.status === undefined ? "The server does not respond." : error.message));
+      else replace(strips, h("p", { class: "bad" }, error.message));
     }
   }
 

@@ -32,6 +32,25 @@ function totals(results, nameOfId) {
   return table("Perplexity", ["checkpoint", ...names.map((name) => [name, "number"])], rows);
 }
 
+/** The form of the text; `measure` is called when it is sent, `insert` to write an example. */
+function textForm(area, measure, insert) {
+  const onsubmit = (event) => {
+    event.preventDefault();
+    measure();
+  };
+  return h("form", { class: "ask", onsubmit },
+    h("label", { for: "text" }, "Text"),
+    area,
+    h("p", { id: "text-help", class: "note" },
+      marked("A model without a tokenizer reads the labels of its task's vocabulary, with spaces between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
+    ),
+    h("div", { class: "actions" },
+      h("button", { type: "submit", class: "primary" }, "Measure"),
+      h("button", { type: "button", class: "quiet", onclick: insert }, "Insert an example"),
+    ),
+  );
+}
+
 export function playground(root) {
   const [chooser, form, results] = [h("div"), h("div"), h("div", { "aria-live": "polite" })];
   const runs = new Map(); // id → GET /runs/{id} without its curve
@@ -47,33 +66,17 @@ export function playground(root) {
     await Promise.all(missing.map(async (id) => runs.set(id, await get(at(["runs", id], { curve: false })))));
   }
 
-  function drawForm() {
-    const insert = () => {
-      const [first] = chosenIds();
-      const example = exampleOf(runs.get(first));
-      area.value = example ?? area.value;
-      if (!first) replace(results, empty("Choose a checkpoint first: its task decides what it can read."));
-      else if (!example) replace(results, empty(`There is no example for the task ${runs.get(first)?.spec.task.kind}.`));
-    };
-    const submit = (event) => {
-      event.preventDefault();
-      change({ text: area.value, ask: true });
-      ask(true);
-    };
-    replace(
-      form,
-      h("form", { class: "ask", onsubmit: submit },
-        h("label", { for: "text" }, "Text"),
-        area,
-        h("p", { id: "text-help", class: "note" },
-          marked("A model without a tokenizer reads the labels of its task's vocabulary, with spaces between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
-        ),
-        h("div", { class: "actions" },
-          h("button", { type: "submit", class: "primary" }, "Measure"),
-          h("button", { type: "button", class: "quiet", onclick: insert }, "Insert an example"),
-        ),
-      ),
-    );
+  function insert() {
+    const [first] = chosenIds();
+    const example = exampleOf(runs.get(first));
+    area.value = example ?? area.value;
+    if (!first) replace(results, empty("Choose a checkpoint first: its task decides what it can read."));
+    else if (!example) replace(results, empty(`There is no example for the task ${runs.get(first)?.spec.task.kind}.`));
+  }
+
+  function measure() {
+    change({ text: area.value, ask: true });
+    ask(true);
   }
 
   function drawResults(answers, signal) {
@@ -119,8 +122,7 @@ export function playground(root) {
     } catch (error) {
       if (signal.aborted) return;
       const busy = error.status === 429 && h("p", {}, "The server is busy. Try again in a moment.");
-      const message = error.status === undefined ? "The server does not respond." : error.message;
-      replace(results, h("div", { class: "error", role: "alert" }, h("p", {}, message), busy));
+      replace(results, h("div", { class: "error", role: "alert" }, h("p", {}, error.message), busy));
     }
   }
 
@@ -143,7 +145,7 @@ export function playground(root) {
           h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
         );
         replace(root, title, h("div", { class: "desk" }, h("div", {}, form), chooser), results);
-        drawForm();
+        replace(form, textForm(area, measure, insert));
       }
       started = true;
       const state = JSON.stringify([found, chosen]);

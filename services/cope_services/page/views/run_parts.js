@@ -2,7 +2,7 @@
 
 import { at, download, get, urlOf } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
-import { bytes, count, duration, integer, moment, number } from "../format.js";
+import { bytes, count, duration, moment, number } from "../format.js";
 import { change, link } from "../route.js";
 import { badge, hasEnded, progressOf } from "../status.js";
 import { shown } from "../values.js";

@@ -95,6 +95,33 @@ function line(run, columns, chosen) {
   );
 }
 
+const button = (key, text, onclick, kind = "quiet") =>
+  h("button", { type: "button", class: kind, "data-key": key, onclick }, text);
+
+/** How many runs are chosen, and a button that shows their comparison. */
+const selection = (chosen, show) =>
+  chosen.length
+    ? h("span", { class: "actions" },
+        h("b", {}, `${plural(chosen.length, "run")} chosen`),
+        button("to comparison", "Show the comparison", show),
+        button("clear", "Clear", () => change({ sel: null })),
+      )
+    : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves and configurations.");
+
+/** The box that chooses all listed runs; runs that are chosen and not listed stay so. */
+function chooseAll(ids, chosen) {
+  const listed = ids.filter((id) => chosen.includes(id)).length;
+  const others = () => chosenIds().filter((id) => !ids.includes(id));
+  return h("input", {
+    type: "checkbox",
+    checked: listed > 0 && listed === ids.length,
+    indeterminate: listed > 0 && listed < ids.length,
+    "data-key": "choose all",
+    "aria-label": "Choose all listed runs",
+    onchange: (event) => choose(event.target.checked ? [...others(), ...ids] : others()),
+  });
+}
+
 export function runs(root) {
   const part = changes();
   const [top, chooser, list, compared] = [h("div"), h("div"), h("div"), h("div")];
@@ -129,35 +156,16 @@ export function runs(root) {
     const chosen = idsIn(params, "sel");
     const heads = [...COLUMNS, ...columns.map((key) => [key, key, NUMBER]), ["created_ms", "started", NUMBER]];
     const filtered = CONDITIONS.some((name) => params.get(name));
-    const button = (key, text, onclick, kind = "quiet") =>
-      h("button", { type: "button", class: kind, "data-key": key, onclick }, text);
-    const selection = chosen.length
-      ? h("span", { class: "actions" },
-          h("b", {}, `${plural(chosen.length, "run")} chosen`),
-          button("to comparison", "Show the comparison", () => compared.scrollIntoView()),
-          button("clear", "Clear", () => change({ sel: null })),
-        )
-      : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves and configurations.");
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
       : "No run has been started. `cope-sweep run quickstart` trains the first ones in a few minutes.";
-    const ids = loaded.map((run) => shortId(run.run_id));
-    const listed = ids.filter((id) => chosen.includes(id)).length;
-    const others = () => chosenIds().filter((id) => !ids.includes(id));
-    const all = h("input", {
-      type: "checkbox",
-      checked: listed > 0 && listed === ids.length,
-      indeterminate: listed > 0 && listed < ids.length,
-      "data-key": "choose all",
-      "aria-label": "Choose all listed runs",
-      onchange: (event) => choose(event.target.checked ? [...others(), ...ids] : others()),
-    });
+    const all = chooseAll(loaded.map((run) => shortId(run.run_id)), chosen);
     const head = h("tr", {}, h("td", { class: "choose" }, all), heads.map(heading(params)));
     replace(
       list,
       h("div", { class: "bar controls" },
         h("span", { class: "note" }, `${integer(loaded.length)} of ${plural(total, "run")}`),
-        selection,
+        selection(chosen, () => compared.scrollIntoView()),
       ),
       loaded.length
         ? scrolling(

@@ -1,23 +1,16 @@
 // The tokens of a text, coloured by their surprise.
 
 import { post } from "../api.js";
-import { h, replace, scrolling } from "../dom.js";
+import { colourScale, h, LEVELS, replace, scrolling } from "../dom.js";
 import { fixed, number } from "../format.js";
 
 const MOST_BITS = 8; // the darkest colour
-const LEVELS = 9;
 
 /** A level 0 … 8 for a surprise in bits. */
 const level = (bits) => Math.min(Math.floor((Math.max(bits, 0) / MOST_BITS) * LEVELS), LEVELS - 1);
 
 /** The colours and what they mean. */
-export function legend() {
-  return h("div", { class: "scale", role: "img", "aria-label": `Colours from 0 bits, expected, to ${MOST_BITS} bits and more, surprising` },
-    h("span", {}, "expected, 0 bits"),
-    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `s${i}` }))),
-    h("span", {}, `${MOST_BITS} bits and more, surprising`),
-  );
-}
+export const legend = () => colourScale("s", "0 bits, expected", `${MOST_BITS} bits and more, surprising`);
 
 const visible = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→");
 
@@ -39,6 +32,28 @@ function measured({ log_probabilities: logs, top }, i, names) {
         h("td", { class: "number" }, percent(logs[i])),
         h("td", {}, alternatives(top?.[i], names)),
       ];
+}
+
+/** The numbers of each token under each model, as a table. */
+function numbersTable(answers, names, nameOf) {
+  const columns = ["token", ...(answers.length > 1 ? ["checkpoint"] : []), "bits", "probability", "most probable"];
+  const rows = answers[0].sequences[0].labels.map((label, i) =>
+    answers.map((answer, k) =>
+      h("tr", {},
+        k ? null : h("th", { scope: "rowgroup", rowspan: answers.length }, `${i}: `, h("code", {}, visible(label))),
+        answers.length > 1 && h("td", {}, nameOf(answer.run_id)),
+        measured(answer.sequences[0], i, names),
+      ),
+    ),
+  );
+  return h("table", {},
+    h("thead", {},
+      h("tr", {},
+        columns.map((text) => h("th", { scope: "col", class: text === "bits" || text === "probability" ? "number" : null }, text)),
+      ),
+    ),
+    h("tbody", {}, rows),
+  );
 }
 
 /** Answers of POST /perplexity whose models read the same tokens: the text under each, and the same as numbers. */
@@ -111,31 +126,12 @@ function sheet(answers, nameOf) {
       ),
     ]),
   );
-  const rows = labels.map((label, i) =>
-    answers.map((answer, k) =>
-      h("tr", {},
-        k ? null : h("th", { scope: "rowgroup", rowspan: answers.length }, `${i}: `, h("code", {}, visible(label))),
-        answers.length > 1 && h("td", {}, nameOf(answer.run_id)),
-        measured(sequences[k], i, names),
-      ),
-    ),
-  );
-  const table = h("table", {},
-    h("thead", {},
-      h("tr", {},
-        ["token", ...(answers.length > 1 ? ["checkpoint"] : []), "bits", "probability", "most probable"].map((text) =>
-          h("th", { scope: "col", class: text === "bits" || text === "probability" ? "number" : null }, text),
-        ),
-      ),
-    ),
-    h("tbody", {}, rows),
-  );
   point(labels.length - 1);
   return h("div", { class: "scored" },
     sheets,
     h("p", { class: "note" }, "Point at a token to see its probability under each checkpoint."),
     pointed,
-    h("details", {}, h("summary", {}, "As a table"), scrolling("Tokens as a table", table)),
+    h("details", {}, h("summary", {}, "As a table"), scrolling("Tokens as a table", numbersTable(answers, names, nameOf))),
   );
 }
 

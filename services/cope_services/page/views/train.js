@@ -1,6 +1,6 @@
 // The form that submits a sweep of an ablation.
 
-import { at, get, key, post, put } from "../api.js";
+import { at, get, key, post, put, Unreachable } from "../api.js";
 import { h, replace, select } from "../dom.js";
 import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
@@ -122,8 +122,7 @@ export function trainForm(name, choose) {
     } catch (problem) {
       // The service has refused it: what is sent next is another request.
       if (problem.status !== undefined) sent = {};
-      const why = problem.status === undefined ? "The service does not answer; send it again: it will not be trained twice." : problem.message;
-      replace(error, why);
+      replace(error, problem.message, problem instanceof Unreachable && " Send it again: it will not be trained twice.");
     } finally {
       button.disabled = false;
     }
