@@ -34,7 +34,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 import pandas as pd
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api.ablations import (
     MAX_CURVE_ROWS,
@@ -213,10 +213,11 @@ class Client:
         # The service fills in defaults: its own, if it is of another version.
         params = question.model_dump(mode="json", exclude=in_path, exclude_defaults=True)
         params |= {"committed": True} if committed else {}
-        content = self._send("GET", path, params=params).content
+        response = self._send("GET", path, params=params)
         if kind.answer_type() is bytes:
-            return cast(A, content)
-        return cast(A, TypeAdapter(kind.answer_type()).validate_json(content))
+            self._check_media(response, kind.MEDIA_TYPES.values())
+            return cast(A, response.content)
+        return cast(A, self._parsed(kind.answer_type(), response.content))
 
     def _ask(self, kind: type[Question[A]], *, committed: bool = False, **fields: Any) -> A:
         return self.ask(checked(kind, **fields), committed=committed)
@@ -327,7 +328,7 @@ class Client:
 
     def curve(self, run_id: str) -> pd.DataFrame:
         """The logged rows of a run, by step: a column for each metric."""
-        rows = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
+        rows = self._parsed(list[dict[str, Any]], self._send("GET", f"/runs/{_quoted(run_id)}/curve").content)
         return pd.DataFrame(rows).set_index("step") if rows else pd.DataFrame()
 
     def logs(self, run_id: str, tail: int = 200) -> RunLog:
@@ -575,9 +576,10 @@ class Client:
             headers |= {"last-event-id": last_id} if last_id else {}
             try:
                 with self._stream("GET", path, headers=headers, timeout=timeout) as response:
+                    self._check_media(response, ["text/event-stream"])
                     for kind, data, event_id in server_events(response.iter_lines()):
                         attempt, last_id = 0, event_id or last_id
-                        yield SweepProgress.model_validate_json(data)
+                        yield self._parsed(SweepProgress, data)
                         if kind == "end":
                             return
             except (ServiceError, ConnectionFailed) as error:
@@ -590,7 +592,23 @@ class Client:
 
     def _answer(self, kind: type[M], method: str, path: str, **options: Any) -> M:
         """The answer to a request, with the options of `_send`."""
-        return kind.model_validate_json(self._send(method, path, **options).content)
+        return cast(M, self._parsed(kind, self._send(method, path, **options).content))
+
+    def _parsed(self, kind: Any, content: bytes | str) -> Any:
+        """The JSON of an answer as a value of a type. Raises ServiceError."""
+        try:
+            return TypeAdapter(kind).validate_json(content)
+        except ValidationError as error:
+            raise self._unexpected_answer() from error
+
+    def _check_media(self, response: httpx.Response, media_types: Iterable[str]) -> None:
+        """Raise ServiceError for an answer of another media type, such as the login page of a proxy."""
+        if response.headers.get("content-type", "").partition(";")[0] not in media_types:
+            raise self._unexpected_answer()
+
+    def _unexpected_answer(self) -> ServiceError:
+        message = f"{self.server} answers something else than this client expects; is it the service, of this version?"
+        return ServiceError(message, code="unexpected_answer", server=self.server)
 
     def _send(self, method: str, path: str, *, repeats: bool = True, **options: Any) -> httpx.Response:
         """The response to a request. With `repeats`, the request is repeated after temporary errors.

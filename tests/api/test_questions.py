@@ -77,7 +77,7 @@ def test_a_client_asks_the_committed_results() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(str(request.url).removeprefix("http://service"))
-        return httpx.Response(200, content=b"[]")
+        return httpx.Response(200, content=b"[]", headers={"content-type": "text/csv"})
 
     client = Client("http://service", transport=httpx.MockTransport(answer))
     client.table("tiny", format="csv", scale="small", committed=True)

@@ -176,10 +176,11 @@ def test_texts_of_a_table_are_those_of_its_markdown() -> None:
         "| axis \\| a | n |\n| --- | --: |\n| x \\* y | **1** |\n\na note\n\n"
         "| row | verdict | p |\n| --- | --- | --: |\n| CoPE\\_1 | better | 0.1 |\n\nanother note\n"
     )
-    client, _ = scripted(lambda _: httpx.Response(200, text=markdown.partition("\n\n")[0]))
+    file = {"content-type": "text/markdown; charset=utf-8"}
+    client, _ = scripted(lambda _: httpx.Response(200, text=markdown.partition("\n\n")[0], headers=file))
     table = client.table("mine")
     assert (table.index.name, table.index.tolist(), table["n"].tolist()) == ("axis | a", ["x * y"], ["1"])
-    client, _ = scripted(lambda _: httpx.Response(200, text=markdown))
+    client, _ = scripted(lambda _: httpx.Response(200, text=markdown, headers=file))
     assert client.table("mine", compare="CoPE").loc[("CoPE_1", "better"), "p"] == "0.1"
 
 
@@ -322,6 +323,25 @@ def test_what_is_no_problem_is_shown_too() -> None:
     client, _ = scripted(lambda request: httpx.Response(502, text="<html>"))
     with raises("bad_gateway"):
         client.ablations()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.ablations(),
+        lambda client: client.table("mine"),
+        lambda client: client.runs(),
+        lambda client: client.curve("0" * 16),
+        lambda client: client.stop(SWEEP),
+        lambda client: next(client.events(SWEEP)),
+    ],
+    ids=["json", "markdown", "parquet", "curve", "post", "events"],
+)
+def test_an_answer_that_is_not_the_services_is_an_error(ask: Callable[[Client], object]) -> None:
+    client, waited = scripted(lambda request: httpx.Response(200, html="<html>Log in"))
+    with raises("unexpected_answer", server="http://service"):
+        ask(client)
+    assert waited == []
 
 
 @pytest.mark.parametrize("action", ["submit", "stop", "retry"])
