@@ -20,6 +20,7 @@ from cope_sweep.errors import FigureError, NotFoundError
 from cope_sweep.read.figures import FIGURES, FigureKind
 from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.results import Results
+from cope_sweep.store import QueryError
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures.canvas import Size
@@ -71,7 +72,7 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
 
     `style` is a style sheet of matplotlib: its name, or a file.
 
-    Raises NotFoundError, StoreError, and FigureError if it cannot be drawn now.
+    Raises NotFoundError, StoreError, QueryError, and FigureError if it cannot be drawn now.
     """
     from cope_sweep.read.figures.figure import Figure  # matplotlib
 
@@ -83,7 +84,7 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
     kinds = {kind: cls for kind, cls in FIGURES.items() if not cls.NEEDS_CHECKPOINT}
     if name in declared and name not in kinds:
         chosen = next(iter(question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)))
-        raise FigureError(
+        raise QueryError(
             f"{name} is drawn as its file declares it; leave out --{chosen}, or name a kind: {', '.join(kinds)}",
             code="no_effect",
             option=chosen,
@@ -100,11 +101,11 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
 
 
 def _check_options(kind: type[FigureKind], name: str, question: GetFigure) -> None:
-    """Raise FigureError for an option about the content that the kind does not take."""
+    """Raise QueryError for an option about the content that the kind does not take."""
     chosen = question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)
     if without_effect := [option for option in chosen if option not in kind.TAKES]:
         options = ", ".join(f"--{option}" for option in kind.TAKES)
-        raise FigureError(
+        raise QueryError(
             f"--{without_effect[0]} has no effect on the figure {name!r}, which takes {options}",
             code="no_effect",
             option=without_effect[0],

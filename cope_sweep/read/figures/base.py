@@ -81,5 +81,6 @@ class FigureKind(FigureSpec):
             results: The runs.
             question: What to draw: metrics, axes and rows, by a user's options or by those of the file's figure.
 
-        Raises FigureError, StoreError; a kind that needs a checkpoint also what `cope_sweep.inference.probe` raises.
+        Raises FigureError, QueryError, StoreError; a kind that needs a checkpoint also what
+        `cope_sweep.inference.probe` raises.
         """

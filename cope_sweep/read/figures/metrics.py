@@ -16,6 +16,7 @@ from cope_sweep.errors import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
 from cope_sweep.read.tables.row_names import find_axis, find_rows
+from cope_sweep.store import QueryError
 
 Band = Literal["interval", "range"]
 """What a band or a bar over seeds shows: the 95 % interval of the mean, or the smallest and the largest value."""
@@ -46,7 +47,7 @@ def in_words(name: str) -> str:
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
     """The rows with these names (`tables.row_names`), in the plan's order; all rows without names.
 
-    Raises FigureError for a name that no row has.
+    Raises QueryError for a name that no row has.
     """
     selected = {row.name for row in plan.rows}.intersection(names)
     for name in [name for name in names if name not in selected]:
@@ -54,7 +55,7 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
         if not rows:
             allowed = [row.name for row in plan.rows]
             message = f"{plan.name} has no row {name!r}{suggest(name, allowed)}"
-            raise FigureError(message, code="unknown_row", row=name, allowed=allowed)
+            raise QueryError(message, code="unknown_row", row=name, allowed=allowed)
         selected |= {row.name for row in rows}
     return tuple(row for row in plan.rows if not names or row.name in selected)
 
@@ -63,19 +64,20 @@ def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default
     """The metrics with these names, without duplicates; without names, the default ones (none: those of the table that
     rows are compared by).
 
-    Raises FigureError for a metric that no run has.
+    Raises QueryError for a metric that no finished run has, FigureError if none is finished.
     """
     default = default or [metric.name for metric in plan.ablation.content.metrics if metric.compared]
     allowed = metric_columns(runs, plan)
     for name in names:
         if name not in allowed:
             message = f"no finished run of {plan.name} has the metric {name!r}{suggest(name, allowed)}"
-            raise FigureError(message, code="unknown_metric", metric=name, allowed=allowed)
+            error = QueryError if allowed else FigureError  # no metric is known before a run has finished
+            raise error(message, code="unknown_metric", metric=name, allowed=allowed)
     return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
 
 
 def of_rows(runs: pd.DataFrame, plan: Plan, rows: Sequence[str]) -> pd.DataFrame:
-    """The lines of a frame of `Results` that belong to the selected rows. Raises FigureError."""
+    """The lines of a frame of `Results` that belong to the selected rows. Raises QueryError."""
     names = {row.name for row in selected_rows(plan, rows)}
     return runs[runs["row"].isin(names)].reset_index(drop=True)
 
@@ -130,14 +132,14 @@ def is_log_parameter(plan: Plan, key: str) -> bool | None:
 
 
 def panel_key(plan: Plan, name: str | None) -> str | None:
-    """The key of the axis that panels show; None without a name. Raises FigureError for an unknown axis."""
+    """The key of the axis that panels show; None without a name. Raises QueryError for an unknown axis."""
     if name is None:
         return None
     key = find_axis(plan.axes, name)
     if key is None:
         axes = list(plan.axes)
         message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
-        raise FigureError(message, code="unknown_axis", axis=name, allowed=axes)
+        raise QueryError(message, code="unknown_axis", axis=name, allowed=axes)
     return key
 
 

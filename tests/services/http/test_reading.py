@@ -208,6 +208,21 @@ def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
     return response
 
 
+@pytest.mark.parametrize(
+    ("figure", "code"),
+    [
+        ("summary?metric=in_dist/token_eror", "unknown_metric"),
+        ("summary?row=CoPA", "unknown_row"),
+        ("values?panels=model.positon", "unknown_axis"),
+        ("values?x=model.dmi", "unknown_key"),
+        ("curves?x=epoch", "unknown_key"),
+        ("curves?panels=model.position", "no_effect"),
+    ],
+)
+def test_a_misspelt_option_of_a_figure_is_invalid(client: httpx.Client, figure: str, code: str) -> None:
+    assert get(client, f"/ablations/tiny/figures/{figure}", 422)["code"] == code
+
+
 def test_pictures_of_too_many_rows_are_not_drawn(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
     (own_sample.ablations / "results" / "tiny.summary.svg").write_text("<?xml kept")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cope_sweep.errors import FigureError
 from cope_sweep.figures import FIGURES
 from cope_sweep.read.figures.base import FigureData, FigureKind
 
@@ -53,7 +52,7 @@ class Budget(FigureKind):
         return rows // search.samples if isinstance(search, RandomSearch) else 1
 
     def data(self, results: Results, question: GetFigure) -> FigureData:
-        """By default, of the metric of `cope-sweep best`. Raises QueryError for an ablation without a search."""
+        """By default, of the metric of `cope-sweep best`. Raises QueryError, also for an ablation without a search."""
         import pandas as pd
 
         from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, panel_key, selected_rows
@@ -75,7 +74,7 @@ class Budget(FigureKind):
         if len(ranking.groups) > 1:
             groups, series, split = _grid_groups(plan, ranking.groups, question.row, split)
         elif split is not None:
-            raise FigureError(
+            raise QueryError(
                 f"--panels {question.panels}: all rows of {plan.name} are one search, so its figure `budget` is one "
                 "panel; leave it out",
                 code="no_panels",
@@ -102,12 +101,13 @@ def _grid_groups(
 ) -> tuple[tuple[Group, ...], dict[str, str], str | None]:
     """The selected groups, the name of each group's line, and the axis that has panels."""
     from cope_sweep.config.explain import suggest
+    from cope_sweep.store import QueryError
 
     names = [group.name for group in groups]
     for row in rows:
         if row not in names:
             message = f"{plan.name} has no row {row!r}{suggest(row, names)}"
-            raise FigureError(message, code="unknown_row", row=row, allowed=names)
+            raise QueryError(message, code="unknown_row", row=row, allowed=names)
     labels = {key: {group.labels.get(key) for group in groups} for key in plan.axes}
     varying = [key for key, values in labels.items() if len(values) > 1]
     shared = [key for key in varying if None not in labels[key]]  # every group has a label on these axes

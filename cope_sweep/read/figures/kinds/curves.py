@@ -66,11 +66,12 @@ class Curves(FigureKind):
         from cope_sweep.config.explain import suggest
         from cope_sweep.read.figures.metrics import chosen_band, metric_title, of_rows, selected_rows
         from cope_sweep.read.tables.model import short_labels
+        from cope_sweep.store import QueryError
 
         plan = results.plan
         x = question.x or "step"
         if x not in ("step", "time"):
-            raise FigureError(
+            raise QueryError(
                 f"--x {x}: curves are drawn by step or by time", code="unknown_key", key=x, allowed=["step", "time"]
             )
         default = (TRAIN_LOSS, *(metric.name for metric in plan.ablation.content.metrics))

@@ -108,13 +108,14 @@ def _searched_keys(plan: Plan) -> tuple[str, ...]:
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
-    """The key on the x axis: an axis of the ablation, another value of the spec, or a fact. Raises FigureError."""
+    """The key on the x axis: an axis, another value of the spec, or a fact. Raises QueryError, FigureError."""
     from cope_sweep.config.explain import suggest
     from cope_sweep.config.run import FACT_METRICS
     from cope_sweep.read.figures.metrics import is_finite_number
     from cope_sweep.read.tables.model import varying_axes
     from cope_sweep.read.tables.results import setting
     from cope_sweep.read.tables.row_names import find_axis
+    from cope_sweep.store import QueryError
 
     if name is None:
         varying = varying_axes(plan.axes, plan.rows)
@@ -132,9 +133,9 @@ def _x_key(plan: Plan, name: str | None) -> str:
     if key in plan.axes or key in FACT_METRICS or any(setting(row, key) is not None for row in plan.rows):
         return key
     allowed = [*plan.axes, *FACT_METRICS]
-    raise FigureError(
-        f"--x {name}: no run of {plan.name} has this key, or a number as this fact{suggest(name, allowed)}, and any "
-        "key of a run (`train.lr`)",
+    raise QueryError(
+        f"--x {name}: no run of {plan.name} has this key, or a number as this fact{suggest(name, allowed)}; any key of "
+        "a run is accepted (`train.lr`)",
         code="unknown_key",
         key=name,
         allowed=allowed,
