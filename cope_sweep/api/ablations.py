@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets
+from cope_sweep.api.question import AblationName, Answer, OfAblation, Question, Scale, Sets
 from cope_sweep.records import Counts, Progress, Status
 
 MAX_CURVE_ROWS = 1_000
@@ -109,14 +109,10 @@ class AblationDetail(AblationSummary):
     text: str = Field(description="The content of the file.")
 
 
-class GetAblation(Question[AblationDetail]):
+class GetAblation(OfAblation[AblationDetail]):
     """One ablation: its rows, runs and file."""
 
     PATH = "/ablations/{name}"
-
-    name: AblationName
-    scale: Scale = None
-    set: Sets = []
 
 
 class MlflowPage(Answer):
@@ -176,7 +172,7 @@ class PlanCost(Answer):
     runs: list[RunCost]
 
 
-class GetPlan(Question[PlanCost]):
+class GetPlan(OfAblation[PlanCost]):
     """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
 
     Estimates are for the machine that answers the request.
@@ -184,10 +180,6 @@ class GetPlan(Question[PlanCost]):
 
     PATH = "/ablations/{name}/plan"
     FROM_INDEX = False  # estimates depend on what else the machine computes
-
-    name: AblationName
-    scale: Scale = None
-    set: Sets = []
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------------
@@ -214,14 +206,10 @@ class Missing(Answer):
     command: str = Field(description="Trains the missing runs into the store.")
 
 
-class GetMissing(Question[Missing]):
+class GetMissing(OfAblation[Missing]):
     """The runs that the table of an ablation lacks, by row, why, and the command that trains them."""
 
     PATH = "/ablations/{name}/missing"
-
-    name: AblationName
-    scale: Scale = None
-    set: Sets = []
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------
@@ -253,7 +241,7 @@ class CurvePage(Answer):
     next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
 
 
-class GetCurves(Question[CurvePage]):
+class GetCurves(OfAblation[CurvePage]):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
     A page also ends after 5,000 runs that have started. Curves come from the index, which running runs update every few
@@ -262,12 +250,9 @@ class GetCurves(Question[CurvePage]):
 
     PATH = "/ablations/{name}/curves"
 
-    name: AblationName
     metric: Annotated[str | None, Field(max_length=200, description="Default: the primary metric of the ablation.")] = (
         None
     )
-    scale: Scale = None
-    set: Sets = []
     offset: Annotated[
         int, Field(ge=0, le=2**31, description="Number of rows to skip: `next` of the previous page.")
     ] = 0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets, option
+from cope_sweep.api.question import Answer, OfAblation, option
 
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 FIGURE_FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
@@ -24,18 +24,14 @@ class FigureInfo(Answer):
     title: str
     kind: str
     declared: bool = Field(description="Whether the ablation's file declares it.")
-    formats: list[Literal["png", "svg", "pdf", "csv"]]
+    formats: list[FigureFormat]
     url: str = Field(description="URL of the figure; add `format`.")
 
 
-class ListFigures(Question[list[FigureInfo]]):
+class ListFigures(OfAblation[list[FigureInfo]]):
     """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
 
     PATH = "/ablations/{name}/figures"
-
-    name: AblationName
-    scale: Scale = None
-    set: Sets = []
 
 
 FigureName = Annotated[
@@ -76,7 +72,7 @@ Size = Annotated[
 ]
 
 
-class GetFigure(Question[bytes]):
+class GetFigure(OfAblation[bytes]):
     """A figure of the finished runs, or its data.
 
     `figure` is the name of a figure that the ablation's file declares, or a kind; a kind is drawn with these options.
@@ -86,7 +82,6 @@ class GetFigure(Question[bytes]):
     MEDIA_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
     WORK = "drawings"
 
-    name: AblationName
     figure: FigureName
     metric: Metrics = []
     x: X = None
@@ -94,8 +89,6 @@ class GetFigure(Question[bytes]):
     row: Rows = []
     log: Log = None
     size: Size = None
-    scale: Scale = None
-    set: Sets = []
     format: Annotated[FigureFormat | None, Field(description=f"{CSV} Default: svg.")] = None
 
 

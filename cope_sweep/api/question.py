@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import typer
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
@@ -43,6 +44,11 @@ class Question(BaseModel, Generic[A_co]):
     """Whether the answer stays the same until the index or an ablation file changes. Then it has an `ETag`."""
 
     @classmethod
+    def operation(cls) -> str:
+        """Its name in OpenAPI and as a tool: `get_table`."""
+        return re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
     def path_fields(cls) -> set[str]:
         """The names of the fields that are parts of the path."""
         return {name for _, name, *_ in Formatter().parse(cls.PATH) if name}
@@ -67,6 +73,20 @@ def checked(model: type[M], **fields: Any) -> M:
         from cope_sweep.config.explain import invalid_request
 
         raise invalid_request(error, model) from error
+
+
+def arguments_of(
+    model: type[BaseModel], hidden: Collection[str] = (), further: Mapping[str, Any] = {}
+) -> type[BaseModel]:
+    """A model of the fields of a question or request that are not hidden, and further ones: name → type and default."""
+    fields = {name: field for name, field in model.model_fields.items() if name not in hidden}
+    definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    return create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **definitions, **further)
+
+
+def fields_of(model: type[BaseModel], arguments: BaseModel) -> dict[str, Any]:
+    """The values of such arguments that are fields of the question or the request."""
+    return {name: value for name, value in arguments if name in model.model_fields}
 
 
 def option(
@@ -143,3 +163,11 @@ Committed = Annotated[
         "--committed",
     ),
 ]
+
+
+class OfAblation(Question[A_co], Generic[A_co]):
+    """A question about one ablation: at a scale, with values of `--set`."""
+
+    name: AblationName
+    scale: Scale = None
+    set: Sets = []

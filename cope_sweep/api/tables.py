@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Question, Scale, Sets, option
+from cope_sweep.api.question import Answer, OfAblation, option
 
 TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 ReportFormat = Literal["html", "markdown"]
@@ -93,7 +93,7 @@ class Verdict(Answer):
     )
 
 
-class GetTable(Question[bytes]):
+class GetTable(OfAblation[bytes]):
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
     PATH = "/ablations/{name}/table"
@@ -105,10 +105,7 @@ class GetTable(Question[bytes]):
         "terminal": "text/plain",
     }
 
-    name: AblationName
     format: Annotated[TableFormat | None, Field(description="Default: json.")] = None
-    scale: Scale = None
-    set: Sets = []
     compare: Compare = None
     sort: SortRows = None
     top: Top = None
@@ -121,7 +118,7 @@ class GetTable(Question[bytes]):
     margin: Margin = None
 
 
-class GetVerdict(Question[Verdict]):
+class GetVerdict(OfAblation[Verdict]):
     """Is a row better than another one? One word, with the numbers behind it.
 
     It is by the primary metric and corrected for all rows, so that neither the metric nor the pair is chosen
@@ -131,25 +128,19 @@ class GetVerdict(Question[Verdict]):
 
     PATH = "/ablations/{name}/verdict"
 
-    name: AblationName
     row: Annotated[str, Field(max_length=500, description="The row, named by its labels: `CoPE, layers 2`.")]
     than: Annotated[str, Field(max_length=500, description="The row to compare it with.")]
-    scale: Scale = None
-    set: Sets = []
     margin: Margin = None
 
 
-class GetReport(Question[bytes]):
+class GetReport(OfAblation[bytes]):
     """The report on the finished runs: table with comparisons, figures, what is missing, and provenance."""
 
     PATH = "/ablations/{name}/report"
     MEDIA_TYPES = {"html": "text/html", "markdown": "text/markdown"}
     WORK = "reports"
 
-    name: AblationName
     format: Annotated[ReportFormat | None, Field(description="Default: html.")] = None
-    scale: Scale = None
-    set: Sets = []
 
 
 QUESTIONS = (GetTable, GetVerdict, GetReport)

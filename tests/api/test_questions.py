@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import httpx
@@ -33,6 +33,12 @@ COMMANDS = get_command(app).commands
 def test_every_question_has_an_answer() -> None:
     answered = vars(Queries)["_answer"].dispatcher.registry
     assert {*answered} == {object, *QUESTIONS}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in QUESTIONS if kind.MEDIA_TYPES])
+def test_every_format_of_a_file_has_a_media_type(kind: type[Question[Any]]) -> None:
+    formats, _ = get_args(kind.model_fields["format"].annotation)  # the second is None
+    assert {*get_args(formats)} == kind.MEDIA_TYPES.keys()
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
@@ -83,7 +89,7 @@ def test_a_client_asks_the_committed_results() -> None:
     client.table("tiny", format="csv", scale="small", committed=True)
     client.claims(committed=True)
     client.claims()
-    path = f"{API}/ablations/tiny/table?format=csv&scale=small&committed=true"
+    path = f"{API}/ablations/tiny/table?scale=small&format=csv&committed=true"
     assert asked == [path, f"{API}/claims?committed=true", f"{API}/claims"]
 
 

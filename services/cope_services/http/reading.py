@@ -7,7 +7,6 @@ This module has no `from __future__ import annotations`: FastAPI could not evalu
 import asyncio
 import csv
 import io
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import iterate_in_threadpool
 from fastapi.responses import FileResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, TypeAdapter
 from starlette.types import Message, Receive, Scope, Send
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
@@ -38,7 +37,7 @@ from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api import ablations, figures, runs, sweeps, tables
 from cope_sweep.api.figures import FigureName
-from cope_sweep.api.question import AblationName, Committed, Question, RunIdOrPrefix
+from cope_sweep.api.question import AblationName, Committed, Question, RunIdOrPrefix, arguments_of, fields_of
 from cope_sweep.api.runs import Checkpoint, ExportRuns, ListRuns, MaxPoints
 from cope_sweep.api.sweeps import SweepId
 from cope_sweep.config import SpecError
@@ -168,21 +167,10 @@ PATH_PARAMETERS = {
 """FastAPI checks and documents a parameter of the path if a function declares it."""
 
 
-def _query_model(question: type[Question[Any]], further: Mapping[str, Any]) -> type[BaseModel]:
-    """The fields of a question that are not in its path, and further parameters: FastAPI's model of the query."""
-    fields = {name: field for name, field in question.model_fields.items() if name not in question.path_fields()}
-    definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
-    return create_model(question.__name__, __config__=ConfigDict(extra="forbid"), **definitions, **further)
-
-
-def _fields(question: type[Question[Any]], query: BaseModel) -> dict[str, Any]:
-    return {name: value for name, value in query if name in question.model_fields}
-
-
 def _answer_as_json(question: type[Question[Any]], query_model: type[BaseModel]) -> Callable[..., Response]:
 
     def respond(request: Request, query: Annotated[query_model, Query()], queries: AskedQueries) -> Response:  # type: ignore[valid-type]
-        return json_response(queries.ask(question(**request.path_params, **_fields(question, query))))
+        return json_response(queries.ask(question(**request.path_params, **fields_of(question, query))))
 
     return respond
 
@@ -194,7 +182,7 @@ def _answer_as_file(question: type[Question[Any]], query_model: type[BaseModel])
         queries: AskedQueries,
         accept: Accept = None,
     ) -> Response:
-        fields = _fields(question, query)
+        fields = fields_of(question, query)
         fields["format"] = fields["format"] or negotiate_format(accept, question.MEDIA_TYPES, "the answer")
         try:
             content = queries.ask(question(**request.path_params, **fields))
@@ -223,9 +211,9 @@ def router_of(
     router = APIRouter(tags=[tag], dependencies=[READ])
     for question in questions:
         in_path = [PATH_PARAMETERS[name] for name in question.model_fields if name in question.path_fields()]
-        query_model = _query_model(question, further)
+        query_model = arguments_of(question, question.path_fields(), further)
         options: dict[str, Any] = {
-            "name": re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower(),  # `get_table`, for the operation's id
+            "name": question.operation(),
             "description": getdoc(question),
             "responses": error_responses(*errors) | ({304: {}} if question.FROM_INDEX else {}),
             "dependencies": [WithETag, *in_path] if question.FROM_INDEX else in_path,

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cope_services.http.components import Components
 from cope_services.mcp.answers import markdown, table_lines
-from cope_services.mcp.questions import Start, Tool, arguments_of, text_page
+from cope_services.mcp.questions import Start, Tool, text_page
 from cope_services.mcp.training import Training
 from cope_sweep.api.ablations import PlanCost
+from cope_sweep.api.question import arguments_of, fields_of
 from cope_sweep.api.requests import SweepRequest, UnicodeText
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
@@ -115,15 +116,10 @@ class PlanSweep(Tool):
         self.arguments = arguments_of(SweepRequest, (), {"start": (Start, 0)})
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
-        request = request_of(arguments)
+        request = SweepRequest(**fields_of(SweepRequest, arguments))
         async with components.work["sweeps"].slot():
             cost = await run_sync(components.sweeps.preview, request)
         return text_page(cost_lines(cost), arguments.start)
-
-
-def request_of(arguments: BaseModel) -> SweepRequest:
-    """The request for a sweep. Raises ValidationError, as for its single fields."""
-    return SweepRequest(**{name: value for name, value in arguments if name in SweepRequest.model_fields})
 
 
 def cost_lines(cost: PlanCost) -> list[str]:
@@ -162,7 +158,8 @@ class RunSweep(Tool):
         self.arguments = arguments_of(SweepRequest, ("time_budget_s",))
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
-        sweep_id = await run_sync(self.training.run, request_of(arguments))
+        request = SweepRequest(**fields_of(SweepRequest, arguments))
+        sweep_id = await run_sync(self.training.run, request)
         return text_page([f"sweep_id: {sweep_id}", self.training.left_text, f"next: wait(sweep_id={sweep_id})"])
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from anyio.to_thread import run_sync
 from mcp_types import ContentBlock, ImageContent, TextContent
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field
 
 from cope_services.http.components import Components
 from cope_services.http.errors import TimeLimitError
@@ -24,7 +24,7 @@ from cope_services.mcp.answers import markdown, page, table_lines
 from cope_services.models.perplexity import compare
 from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims
 from cope_sweep.api.figures import GetFigure
-from cope_sweep.api.question import Committed, Question
+from cope_sweep.api.question import Committed, Question, arguments_of, fields_of
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
 from cope_sweep.api.runs import GetDiff, ListRuns, ListTried, Tried
 from cope_sweep.api.sweeps import GetSweep, ListSweeps
@@ -67,15 +67,6 @@ async def time_limit(components: Components) -> AsyncIterator[None]:
         raise TimeLimitError(limit_s) from None
 
 
-def arguments_of(
-    model: type[BaseModel], hidden: Sequence[str] = (), further: Mapping[str, Any] = {}
-) -> type[BaseModel]:
-    """The fields of a question or a request that an agent may give, and further ones: name → type and default."""
-    fields = {name: field for name, field in model.model_fields.items() if name not in hidden}
-    definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
-    return create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **definitions, **further)
-
-
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
@@ -101,16 +92,16 @@ class Asked(Tool):
             committed: Whether it may be asked of the results that come with the ablation files.
         """
         self.question, self.shown = question, shown
-        self.name = re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower()  # as the operation in OpenAPI
+        self.name = question.operation()
         self.description = getdoc(question) or ""
         where = {"committed": (Committed, False)} if committed else {}
         self.arguments = arguments_of(question, hidden, {**further, **where, "start": (Start, 0)})
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
-        fields = {name: value for name, value in arguments if name in self.question.model_fields}
         queries = components.committed if getattr(arguments, "committed", False) else components.queries
+        question = self.question(**fields_of(self.question, arguments))
         async with components.work[self.question.WORK].slot():
-            return await run_sync(self.content, queries, self.question(**fields), arguments.start)
+            return await run_sync(self.content, queries, question, arguments.start)
 
     def content(self, queries: Queries, question: Any, start: int) -> list[ContentBlock]:
         """The answer of a store to the question, from a line on. It blocks."""
@@ -249,7 +240,7 @@ class AskedPerplexity(Tool):
         )
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
-        request = PerplexityRequest(**{name: value for name, value in arguments if name != "start"})
+        request = PerplexityRequest(**fields_of(PerplexityRequest, arguments))
         async with time_limit(components):
             answer = PerplexityComparison.model_validate_json(await compare(components, request))
         rows = []
@@ -282,7 +273,7 @@ class AskedProbe(Tool):
         self.arguments = arguments_of(ProbeRequest, ("matrices",), further)
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
-        fields = {name: value for name, value in arguments if name in ProbeRequest.model_fields}
+        fields = fields_of(ProbeRequest, arguments)
         async with time_limit(components):
             predictor = await components.predictor(arguments.run)
             answer = await components.predictors.probe(predictor, ProbeRequest(**fields, matrices=[]), "json")
