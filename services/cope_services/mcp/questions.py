@@ -22,7 +22,7 @@ from cope_services.http.components import Components
 from cope_services.http.errors import TimeLimitError
 from cope_services.mcp.answers import markdown, page, table_lines
 from cope_services.models.perplexity import compare
-from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims
+from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims, Missing
 from cope_sweep.api.figures import GetFigure
 from cope_sweep.api.question import Committed, Question, arguments_of, fields_of
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
@@ -167,6 +167,20 @@ class AskedTried(Asked):
         return lines
 
 
+class AskedMissing(Asked):
+    """A line for each missing run: a cell with all runs of a row would be shortened."""
+
+    COLUMNS = ("row", "seed", "run_id", "status", "step", "message")
+
+    def lines(self, answer: Missing) -> list[str]:
+        runs = [
+            [row.row, run.seed, run.run_id, run.status, run.step, run.message]
+            for row in answer.rows
+            for run in row.runs
+        ]
+        return [*markdown(answer, ("missing", "command")), "", *table_lines(self.COLUMNS, runs)]
+
+
 class AskedFigure(Asked):
     """The figure as a PNG image, or with `format` csv the data behind it."""
 
@@ -202,7 +216,7 @@ QUESTIONS: tuple[Asked, ...] = (
         committed=True,
     ),
     AskedFigure(GetFigure, hidden=("size", "format"), further={"format": (ImageOrData, "png")}, committed=True),
-    Asked(GetMissing, ("missing", "command", "rows", "row", "runs"), committed=False),
+    AskedMissing(GetMissing, committed=False),
     AskedRuns(ListRuns, committed=False),
     Asked(GetDiff, committed=False),
     Asked(

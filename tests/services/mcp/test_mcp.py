@@ -124,6 +124,17 @@ def test_pages_of_runs_are_the_questions_own(server: AgentServer) -> None:
     assert not answer(server, "list_runs", limit=1, offset=2).count("next:")
 
 
+def test_every_missing_run_has_a_line_with_its_status(own_sample: SampleStore) -> None:
+    (own_sample.ablations / "tiny.yaml").write_text(TINY.replace("[0, 1]", str(list(range(12)))))
+    told = answer(agent_server(own_sample), "get_missing", name="tiny")
+    assert told.startswith("missing: 22\n")
+    assert "\ncommand: cope-sweep run tiny" in told
+    lines = [line.split(" | ") for line in told.splitlines() if line.startswith(("| CoPE ", "| Absolute "))]
+    assert [line[3] for line in lines].count("pending") == 21
+    (failed,) = [line for line in lines if line[3] == "failed"]
+    assert failed[:3] == ["| CoPE", "1", own_sample.ids[2]]
+
+
 def test_a_figure_is_an_image(server: AgentServer) -> None:
     (content,) = call(server, "get_figure", name="tiny", figure="curves").content
     assert isinstance(content, ImageContent)
