@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from anyio import CapacityLimiter
@@ -48,6 +49,11 @@ class Components:
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`. Raises an error if the client leaves, or time runs out."""
         return await while_connected(request, work(), self.predictors.settings.max_seconds)
+
+    async def best_run_id(self, ablation: str, row: str, scale: str | None, sets: Sequence[str]) -> str:
+        """The id of the row's best finished run; requests share a look-up. Raises what `Queries.best_of_row` raises."""
+        find = partial(self.queries.best_of_row, ablation, row, scale, sets)
+        return await self.predictors.look_up((ablation, row, scale, *sets), find)
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises the errors of `Predictors.get`."""

@@ -11,7 +11,6 @@ import codecs
 import threading
 import time
 import uuid
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -23,10 +22,9 @@ from cope_services.http.components import Components, ComponentsDep, RequireJson
 from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.http.work import limited
-from cope_services.models.perplexity import best_run_id
 from cope_services.models.predictors import Predictors
 from cope_sweep.api.question import Scale, Sets
-from cope_sweep.api.requests import BestOfRow, Body, TokenIdList, Unicode, UnicodeText
+from cope_sweep.api.requests import Body, TokenIdList, Unicode, UnicodeText
 from cope_sweep.api.runs import GetRun, ListRuns
 from cope_sweep.errors import TokensError
 from cope_sweep.read.queries import check_no_values
@@ -502,9 +500,6 @@ async def _predictor(name: str, variant: Variant, components: Components) -> Pre
     """The model of a run, or of a row's best finished run (`ablation/row`), with the values of the variant."""
     ablation, is_row, row = name.partition("/")
     if is_row:
-        best = BestOfRow.model_construct(ablation=ablation, row=row, scale=variant.scale, set=variant.set)
-        key = (name, variant.scale, tuple(variant.set))
-        run_id = await components.predictors.look_up(key, partial(best_run_id, components.queries, best))
-        return await components.predictor(run_id)
+        return await components.predictor(await components.best_run_id(ablation, row, variant.scale, variant.set))
     check_no_values(variant.scale, variant.set)
     return await components.predictor(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,14 +12,12 @@ from cope_services.http.errors import TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.predictors import Predictors
 from cope_sweep.api.requests import (
-    BestOfRow,
     ModelPerplexity,
     PerplexityRequest,
     ScoredSequence,
     ScoredTotal,
     TextUnits,
 )
-from cope_sweep.read.queries import Queries
 from cope_sweep.read.tables.stats import finite
 
 if TYPE_CHECKING:
@@ -54,25 +51,18 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, TokensError, CheckpointError.
     """
-    queries, predictors = components.queries, components.predictors
-    run_ids = []
+    predictors, run_ids = components.predictors, list[str]()
     for model in request.models:
         if isinstance(model, str):
             run_ids.append(model)
         else:
-            key = (model.ablation, model.scale, tuple(model.set), model.row)
-            run_ids.append(await predictors.look_up(key, partial(best_run_id, queries, model)))
+            run_ids.append(await components.best_run_id(model.ablation, model.row, model.scale, model.set))
     max_values = predictors.settings.max_scored_values // len(run_ids)
     answers: dict[str, bytes] = {}
     for run_id in dict.fromkeys(run_ids):
         answers[run_id] = await measure(predictors, await components.predictor(run_id), request, max_values)
     # Joined as bytes, because each answer is JSON already.
     return b'{"results":[' + b",".join(answers[run_id] for run_id in run_ids) + b"]}"
-
-
-def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
-    """The id of the row's finished run with the best value of the ablation's primary metric."""
-    return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale, wanted.set)
 
 
 async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest, max_values: int) -> bytes:
