@@ -216,8 +216,12 @@ class UnknownHostError(HttpError):
 async def _require_submit(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)]
 ) -> None:
+    check_may_submit(request.scope)
+
+
+def check_may_submit(scope: Scope) -> None:
     """Raise ReadOnlyKeyError unless the key that `Authentication` noted in the request may submit sweeps."""
-    key: ApiKey | None = request.scope.get("cope_key")
+    key: ApiKey | None = scope.get("cope_key")
     if key is not None and not key.may_submit:  # None: no keys are needed
         raise ReadOnlyKeyError(
             f"the key {key.name!r} may only read, but this request needs a key that may submit sweeps; make one with "

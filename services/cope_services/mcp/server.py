@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from cope_services.http.access import AllowedHosts, ApiKey, Authentication, KeysFile, ReadOnlyKeyError, is_loopback
+from cope_services.http.access import AllowedHosts, Authentication, KeysFile, check_may_submit, is_loopback
 from cope_services.http.app import components_of
 from cope_services.http.middleware import BodyLimit, Refusals, SecurityHeaders
 from cope_services.http.server import browser_url, check_api_keys, listen, run_until_signal
@@ -85,8 +85,8 @@ class AgentServer:
         arguments = params.arguments or {}
         try:
             tool = self._tool(params.name)
-            if tool.trains:
-                _check_key(context)
+            if tool.trains and context.request is not None:  # standard input has no request, and no keys
+                check_may_submit(context.request.scope)
             _check_size(arguments, self.settings.max_body_bytes)
             try:
                 content = await tool.answer(self.components, tool.arguments.model_validate(arguments))
@@ -209,14 +209,6 @@ def _short(schema: Any) -> Any:
         del kept["anyOf"]
         return {**options[0], **kept}
     return kept
-
-
-def _check_key(context: Any) -> None:
-    """Raise ReadOnlyKeyError if the request came with a key that may only read."""
-    request = getattr(context, "request", None)
-    key: ApiKey | None = request.scope.get("cope_key") if request is not None else None
-    if key is not None and not key.may_submit:
-        raise ReadOnlyKeyError(f"the key {key.name!r} may only read; a person makes one with `--new-key NAME --submit`")
 
 
 def _check_size(arguments: dict[str, Any], max_bytes: int) -> None:
