@@ -56,8 +56,8 @@ MAX_MESSAGE_CHARACTERS = 500
 
 
 def short_message(text: str) -> str:
-    """Why something failed, in one line without secrets. Cut last: the beginning of a secret is one, too."""
-    return redacted(" ".join(text.split()))[:MAX_MESSAGE_CHARACTERS]
+    """Why something failed, without secrets. Cut last: the beginning of a secret is one, too."""
+    return redacted(text)[:MAX_MESSAGE_CHARACTERS]
 
 
 class CurveMark(TypedDict):

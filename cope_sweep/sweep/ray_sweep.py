@@ -64,7 +64,7 @@ class _End:
 
 
 class RaySweep:
-    """One sweep on a connected cluster.
+    """One sweep on a connected cluster; the `Trials` of Tune.
 
     Tune's thread asks for runs and reports results. Everything else is decided in the thread of the caller.
     """

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -23,11 +23,33 @@ from ray.tune.stopper import NoopStopper
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.trial import RunTrial, SweepContext
 
-if TYPE_CHECKING:
-    from cope_sweep.sweep.ray_sweep import RaySweep
-
 MAX_STEPS = 10**9
 """The limit of `train.steps`."""
+
+
+class Trials(Protocol):
+    """The sweep as Tune sees it. Every method is called in Tune's thread."""
+
+    def next_trial(self, trial_id: str) -> dict[str, Any] | None:
+        """The configuration of a trial of the next run; None while no run can be leased."""
+
+    def is_exhausted(self) -> bool:
+        """`next_trial` returns None until a trial has ended."""
+
+    def on_start(self, trial_id: str) -> None:
+        """The process of a trial has started, or is used again."""
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial has reported something."""
+
+    def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended. `result` is its last one; `error`: why its process died."""
+
+    def stop_run(self, trial_id: str) -> None:
+        """Ask the run of a trial to end, because the scheduler wants it."""
+
+    def past_points(self, trial_id: str) -> Iterable[Mapping[str, float]]:
+        """The curve that earlier attempts of a trial's run have logged, in order of steps."""
 
 
 class NotPickled:
@@ -48,7 +70,7 @@ class RunSearch(NotPickled, Searcher):
 
     substitute = Searcher
 
-    def __init__(self, trials: RaySweep) -> None:
+    def __init__(self, trials: Trials) -> None:
         super().__init__(metric="step", mode="max")  # never read: Tune refuses a Searcher without them
         self.trials = trials
 
@@ -69,7 +91,7 @@ class RunGenerator(NotPickled, SearchGenerator):
 
     substitute = partial(SearchGenerator, Searcher())
 
-    def __init__(self, trials: RaySweep, searcher: Searcher) -> None:
+    def __init__(self, trials: Trials, searcher: Searcher) -> None:
         super().__init__(searcher)
         self.trials = trials
 
@@ -86,7 +108,7 @@ class TrialEvents(NotPickled, tune.Callback):
 
     substitute = tune.Callback
 
-    def __init__(self, trials: RaySweep) -> None:
+    def __init__(self, trials: Trials) -> None:
         self.trials = trials
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
@@ -160,7 +182,7 @@ class _Asking(NotPickled, TrialScheduler):
     """
 
     substitute = FIFOScheduler
-    trials: RaySweep
+    trials: Trials
     metric_name: str
     _asked: set[str]
     """The runs that were asked to end."""
@@ -201,7 +223,7 @@ class _Asking(NotPickled, TrialScheduler):
         self._last_steps[run.trial_id] = int(result["step"])
         return True
 
-    def connect(self, trials: RaySweep, metric_name: str) -> None:
+    def connect(self, trials: Trials, metric_name: str) -> None:
         """Name the sweep, and the metric by which runs are compared. To be called once, before anything else."""
         self.trials, self.metric_name, self._asked, self._last_steps = trials, metric_name, set(), {}
 
@@ -218,7 +240,7 @@ class AskingMedianRule(_Asking, MedianStoppingRule):
     """The median rule that asks."""
 
 
-def scheduler_of(schedule: EarlyStopping, trials: RaySweep) -> TrialScheduler:
+def scheduler_of(schedule: EarlyStopping, trials: Trials) -> TrialScheduler:
     """Tune's scheduler for a schedule whose settings are all filled in. It compares runs by their evaluations.
 
     Raises ValueError for a kind without a scheduler.
@@ -240,7 +262,7 @@ def scheduler_of(schedule: EarlyStopping, trials: RaySweep) -> TrialScheduler:
 
 
 def tuner_of(
-    trials: RaySweep,
+    trials: Trials,
     context: SweepContext,
     *,
     groups: int | None,

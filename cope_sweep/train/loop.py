@@ -95,7 +95,7 @@ def train_run(
         return "fenced"
     except Exception as error:
         if files is not None:
-            message = short_message(described(error))
+            message = short_message(" ".join(described(error).split()))
             try:
                 files.fail(message, traceback.format_exc())
             except FencedError:

@@ -15,7 +15,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
-from cope_sweep.read.tables.row_names import find_axis, find_rows
+from cope_sweep.read.tables.row_names import find_axis, rows_named
 from cope_sweep.store import QueryError
 
 Band = Literal["interval", "range"]
@@ -51,12 +51,7 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
     """
     selected = {row.name for row in plan.rows}.intersection(names)
     for name in [name for name in names if name not in selected]:
-        rows = find_rows(plan, name)
-        if not rows:
-            allowed = [row.name for row in plan.rows]
-            message = f"{plan.name} has no row {name!r}{suggest(name, allowed)}"
-            raise QueryError(message, code="unknown_row", row=name, allowed=allowed)
-        selected |= {row.name for row in rows}
+        selected |= {row.name for row in rows_named(plan, name, QueryError)}
     return tuple(row for row in plan.rows if not names or row.name in selected)
 
 
