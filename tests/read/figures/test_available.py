@@ -81,7 +81,7 @@ def test_a_drawing_fits_a_width_alone():
 
 
 def test_rows_by_their_names_need_no_search(plan, monkeypatch):
-    monkeypatch.setattr("cope_sweep.read.figures.metrics.find_rows", None)
+    monkeypatch.setattr("cope_sweep.read.figures.metrics.rows_named", None)
     names = [row.name for row in plan.rows[1:]]
     assert [row.name for row in selected_rows(plan, names)] == names
 
