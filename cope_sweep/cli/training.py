@@ -192,8 +192,8 @@ def _train(
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
         changes = changed_content(plan, store, prepare_tasks(plan, store))
         notes = [_text_of_change(change, [*same_plan, *same_rows]) for change in changes]
-    start_s = LOCAL_START_S if options.local else RAY_START_S
-    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s)
+    start_s, groups = (LOCAL_START_S, 1) if options.local else (RAY_START_S, options.groups)
+    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s, groups=groups)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
         display = stack.enter_context(progress_display(plan, store, console, leave_out))
 
@@ -264,13 +264,13 @@ def _print_cost(
     leave_out: Collection[Status] = (),
     max_runs: int | None = None,
     start_s: float = RAY_START_S,
+    groups: int | None = None,
 ) -> None:
     """Say how many runs a sweep will train, and how long that takes, before it starts.
 
-    `leave_out` are further statuses of runs that it does not train, `max_runs` is how many it trains at most, and
-    `start_s` is the time until the first one starts.
+    The arguments are those of `plan_cost`.
     """
-    costs = plan_cost(plan, store, leave_out=leave_out, max_runs=max_runs, start_s=start_s)
+    costs = plan_cost(plan, store, leave_out=leave_out, max_runs=max_runs, start_s=start_s, groups=groups)
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         text = f"{counted(costs.to_do, 'run')} to train: {time} ({costs.basis})"

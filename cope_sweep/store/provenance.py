@@ -1,8 +1,9 @@
-"""Where the numbers of a sweep come from: commit, versions of libraries, processor."""
+"""Where the numbers of a sweep come from: commit, versions of libraries, processor and its cores."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -50,3 +51,13 @@ def processor() -> str | None:
         return platform.processor() or None
     names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(names, None) or platform.processor() or None
+
+
+def usable_cpus() -> int:
+    """The number of CPUs that this process may use: by its affinity, and by the quota of its container."""
+    usable = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        quota_us, period_us = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota_us != "max":
+            usable = min(usable, max(1, int(quota_us) // int(period_us)))
+    return usable

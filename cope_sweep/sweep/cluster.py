@@ -33,6 +33,7 @@ from cope_sweep.config.resources import counted
 from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
 from cope_sweep.signals import kept_from_children
+from cope_sweep.store.provenance import usable_cpus
 from cope_sweep.sweep.executor import ClusterLost
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 
@@ -188,16 +189,6 @@ def _exit_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(ClusterLost.exit_code)
-
-
-def usable_cpus() -> int:
-    """The number of CPUs that this process may use: by its affinity, and by the quota of its container."""
-    usable = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota_us, period_us = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota_us != "max":
-            usable = min(usable, max(1, int(quota_us) // int(period_us)))
-    return usable
 
 
 def nodes() -> dict[str, Node]:

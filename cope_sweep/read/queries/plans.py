@@ -30,6 +30,7 @@ from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.results import training_command
 from cope_sweep.read.tables.row_names import find_rows, rows_named
 from cope_sweep.store import RunRecord, Status, Store
+from cope_sweep.store.provenance import usable_cpus
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 LEAST_LOAD = 0.5
@@ -120,6 +121,7 @@ def plan_cost(
     leave_out: Collection[Status] = (),
     max_runs: int | None = None,
     start_s: float = RAY_START_S,
+    groups: int | None = None,
 ) -> PlanCost:
     """The plan's runs with status and estimates, and the estimated wall time of the runs still to do.
 
@@ -129,6 +131,7 @@ def plan_cost(
         leave_out: Statuses of further runs that are not to do, beside the plan's `done_statuses`.
         max_runs: Maximum number of runs to do; None: no limit.
         start_s: Seconds until the first run starts.
+        groups: The number of runs that are trained at the same time; None: as many as this machine's cores train.
     """
     not_trained = {*plan.done_statuses, *leave_out}
     plan = recorded_plan(plan, store)
@@ -164,7 +167,7 @@ def plan_cost(
     suggested = [] if "pending" in not_trained else suggested_estimates(plan, estimated)
     wanted = [estimated[run.run_id] for run in runs if run.to_do]
     to_do = [*wanted, *suggested][:max_runs]
-    groups = worker_groups(plan)
+    groups = groups or worker_groups(plan)
     counts = Counter(run.status for run in runs)
     alone_s = start_s + total_seconds(to_do, groups) if to_do else 0.0
     slower, busy = _contention()
@@ -190,7 +193,7 @@ def has_gpu() -> bool:
 
 def _contention() -> tuple[float, str]:
     """The factor by which other programs on this machine slow down training, and the reason as text."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     load = os.getloadavg()[0]
     if load < LEAST_LOAD * cores:
         return 1.0, ""
@@ -207,7 +210,7 @@ def worker_groups(plan: Plan) -> int:
     resources = plan.ablation.content.resources
     if resources.groups != "auto":
         return resources.groups
-    return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
+    return max(1, usable_cpus() // (resources.cpus * resources.workers))
 
 
 def measured_rates(plan: Plan, store: Store) -> dict[RunShape, float]:

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
+from cope_sweep.store.provenance import usable_cpus
 
 ENV_PREFIX = "COPE_SWEEP_"
 
@@ -135,9 +136,7 @@ class Settings(BaseSettings):
 
     def inferences(self) -> int:
         """Batches and probes computed at a time."""
-        # Those that this process may use, which can be fewer than the machine has.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.max_inferences or min(4, cores)
+        return self.max_inferences or min(4, usable_cpus())
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

@@ -235,7 +235,8 @@ def main(ablation: str, root: str) -> None:
     from ray import tune
 
     from cope_sweep.config import expand, load_ablation
-    from cope_sweep.sweep.cluster import connected, usable_cpus
+    from cope_sweep.store.provenance import usable_cpus
+    from cope_sweep.sweep.cluster import connected
     from cope_sweep.sweep.executor import worker_id
     from cope_sweep.train import Runtime, train_run
 

@@ -77,6 +77,8 @@ def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used
     one_s = unknown.runs[0].estimated_s  # by the rule of thumb, which is one number
     assert {run.estimated_s for run in unknown.runs} == {one_s}
     assert unknown.estimated_s == pytest.approx(4 * unknown.least_s, rel=0.01)
+    one_by_one = plan_cost(plan, Store(used.root.parent / "empty"), start_s=5.0, groups=1)
+    assert one_by_one.least_s == pytest.approx(5.0 + 3 * one_s, rel=0.01)
     nothing = plan_cost(plan, used, leave_out={"finished", "failed", "stopped"})
     assert (nothing.estimated_s, nothing.basis) == (0.0, None)
 
