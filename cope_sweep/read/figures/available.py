@@ -16,7 +16,7 @@ from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureInfo, GetF
 from cope_sweep.api.question import API
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.errors import FigureError, NotFoundError
+from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures import FIGURES, FigureKind
 from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.results import Results
@@ -132,11 +132,11 @@ def fits(svg: bytes, size: str | None) -> bool:
 
 
 def inches(size: str | None) -> Size | None:
-    """The width and height in `3.25x2.5` or `3.25`; None without a size. Raises FigureError."""
+    """The width and height in `3.25x2.5` or `3.25`; None without a size. Raises QueryError."""
     if size is None:
         return None
     if not re.fullmatch(FIGURE_SIZE, size):
-        raise FigureError(
+        raise QueryError(
             f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5, or "
             "the width alone",
             code="invalid_option",
