@@ -24,9 +24,10 @@ def trained_lines(plan: Plan) -> Iterator[tuple[str, str]]:
         return f"{values(field)} {noun}{'' if values(field) == '1' else 's'}"
 
     for run in {run.task.kind: run for run in reversed(runs)}.values():
-        of_kind = [each.task.model_dump(exclude_defaults=True) for each in runs if each.task.kind == run.task.kind]
-        names = dict.fromkeys(name for fields in of_kind for name in fields if name != "kind")
-        fields = [f"{name} {_listed(each[name] for each in of_kind if name in each)}" for name in names]
+        of_kind = [each.task for each in runs if each.task.kind == run.task.kind]
+        set_anywhere = dict.fromkeys(name for task in of_kind for name in task.model_dump(exclude_defaults=True))
+        names = [name for name in set_anywhere if name != "kind"]
+        fields = [f"{name} {_listed(task.model_dump()[name] for task in of_kind)}" for name in names]
         yield "Task", ", ".join([run.task.kind, *fields])
     yield (
         "Model",
