@@ -13,6 +13,7 @@ grid:
     Copy: {kind: selective_copy, tokens: 2, blanks: 3, dense_blanks: 1, sparse_blanks: 4}
     Long: {kind: selective_copy, tokens: 5, blanks: 3, dense_blanks: 1, sparse_blanks: 4}
     Flip-Flop: {kind: flip_flop, pairs: 8}
+    Flip-Flop, default: {kind: flip_flop}
   train.lr: {slow: 0.001, fast: 0.25}
 seeds: [3, 4]
 metrics: [{name: in_dist/token_error}]
@@ -24,12 +25,12 @@ def test_fields_in_which_rows_differ_have_all_their_values(tmp_path):
     lines = list(trained_lines(expand(load_ablation(tmp_path / "two.yaml"))))
     assert {text for name, text in lines if name == "Task"} == {
         "selective_copy, tokens 2 or 5, blanks 3, dense_blanks 1, sparse_blanks 4",
-        "flip_flop, pairs 8",
+        "flip_flop, pairs 8 or 256",
     }
     assert dict(lines) | {"Task": ""} == {
         "Task": "",
         "Model": "gpt2, 2 layers of width 16, 2 heads",
         "Training": "30 steps of 4 sequences, learning rate 0.001 or 0.25 (constant), adamw, weight decay 0.1",
-        "Rows": "6, which differ in task, lr",
+        "Rows": "8, which differ in task, lr",
         "Seeds": "2 a row: 3, 4",
     }
