@@ -436,11 +436,11 @@ class AttemptWriter(RunFolder):
         now = {"status": status, "attempt": self.number or 1, "updated_ms": _now_ms()}
         self.write_document(STATE_FILE, state | now | facts)
 
-    def fail(self, message: str, traceback: str) -> None:
-        """Set the status to failed, with the reason in one line and the traceback."""
+    def fail(self, message: str, traceback: str, **facts: Any) -> None:
+        """Set the status to failed, with the reason in one line and the traceback, and any other keys of the state."""
         message, traceback = short_message(message), redacted(traceback)
         self.note(traceback or message)
-        self.set_state("failed", message=message, traceback=traceback, sweep_id=self.sweep_id)
+        self.set_state("failed", message=message, traceback=traceback, sweep_id=self.sweep_id, **facts)
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append one row, which has the key `step`, to the curve, with the time of day."""

@@ -32,4 +32,5 @@ def record_failure(
         is_recorded = keep_recorded and folder.last_attempt == attempt and folder.status == "failed"
         if folder.result is None and not is_recorded:
             own_files.catch_up(CURVE_FILE, LOG_FILE)
-            own_files.fail(message, details)
+            nobody = {"worker_id": ""} if folder.last_attempt < attempt else {}  # no worker began it
+            own_files.fail(message, details, **nobody)

@@ -244,7 +244,7 @@ class Search:
     def _tell_open(self) -> None:
         """Tell the study the results of the open rows whose runs have all ended."""
         ended = [opened.row for opened in self._open.values() if not opened.in_training]
-        for row_id in self._tell(ended, ENDED) if ended else ():
+        for row_id in self._tell(ended, {*ENDED, *self._skipped}) if ended else ():
             del self._open[row_id]
 
     def _tell(self, rows: Collection[Row], ended: Collection[Status]) -> set[str]:

@@ -206,7 +206,7 @@ def flip_flop():
 - **Flip-Flop** with more instructions to ignore: with [one recipe]({flip.link}) CoPE errs on {flip[f"CoPE, {sparse}"]}, RoPE on {flip[f"RoPE, {sparse}"]} (p = \
 {flip.first_finding.p:.1g}, {flip.seeds} seeds). [Tuned alike]({tuned.link}), {tuned.seeds} fresh seeds, that CoPE is better than RoPE is **not shown**: {tuned[f"CoPE, {sparse}"]} and \
 {tuned[f"RoPE, {sparse}"]} (p = {tuned.first_finding.p:.2f}), absolute positions {tuned[f"Absolute, {sparse}"]}, CoPE with 16 positions {tuned[f"CoPE, 16 positions, {sparse}"]}. Absolute positions \
-learn it with {absolute.seeds} seeds, CoPE and RoPE with {cope.seeds}, FoX with {fox.seeds}, which then make no error. [At the paper's size]({paper.link}): \
+learn it with {absolute.seeds} seeds, CoPE and RoPE with {cope.seeds}, FoX with {fox.seeds}, and these make no error. [At the paper's size]({paper.link}): \
 {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {paper.first_finding.p:.3f}, {paper.seeds} seeds, two of them added after a \
 look at three); published are 4.9, 20.3 and 21.7 %.
 """

@@ -92,6 +92,7 @@ def test_a_failure_of_a_run_that_did_not_begin_downloads_no_resume_file(on_machi
     driver = on_machine("driver").run(RUN.run_id)
     record_failure(RUN, driver, 2, "it died", "killed by signal 9", keep_recorded=True)
     assert (driver.status, driver.last_attempt, driver.resume.exists()) == ("failed", 2, False)
+    assert driver.state["worker_id"] == ""
     driver.fetch_resume()
     assert driver.resume.exists()
 

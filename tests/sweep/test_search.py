@@ -235,6 +235,24 @@ def test_interrupted_runs_that_are_left_out_are_not_suggested_again(sweep: Sweep
     assert row.runs[0].run_id != run.run_id
 
 
+def test_a_row_has_ended_when_the_runs_that_are_not_left_out_have(sweep: Sweep) -> None:
+    sweep.text = TEXT + "seeds: [0, 1]\n"
+    search = sweep.search()
+    run = sweep.next_run(search)
+    folder = begin(sweep.store, run)
+    folder.set_state("interrupted")
+    end_run(sweep.store, folder)
+    search.end(run.run_id)
+    kept = sweep.search(skipped=(*ENDED, "interrupted"))
+    row = kept.next_row()
+    assert row is not None
+    (other,) = kept.runs_to_train(row)
+    finish(sweep.store, other, {METRIC: 0.5})
+    assert sweep.states == ["RUNNING"]
+    kept.end(other.run_id)
+    assert sweep.states == ["FAIL"]
+
+
 def test_another_space_or_metric_starts_with_the_results_that_fit(sweep: Sweep) -> None:
     sweep.run(6)
     names = {study_name(sweep.plan)}

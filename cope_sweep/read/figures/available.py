@@ -123,7 +123,7 @@ def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
 def fits(svg: bytes, size: str | None) -> bool:
     """Whether an SVG, drawn without a size, is what a question with this size asks for: it fits into a width alone.
 
-    Raises FigureError for what is not a size.
+    Raises QueryError for what is not a size.
     """
     wanted, width_pt = inches(size), SVG_WIDTH.search(svg)
     if wanted is None:

@@ -12,6 +12,7 @@ import pandas as pd
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Optuna, RandomSearch
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.run import FACT_METRICS
 from cope_sweep.errors import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
@@ -59,16 +60,24 @@ def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default
     """The metrics with these names, without duplicates; without names, the default ones (none: those of the table that
     rows are compared by).
 
-    Raises QueryError for a metric that no finished run has, FigureError if none is finished.
+    Raises FigureError for a metric that no finished run has yet, QueryError for one that none will have.
     """
     default = default or [metric.name for metric in plan.ablation.content.metrics if metric.compared]
-    allowed = metric_columns(runs, plan)
+    found = metric_columns(runs, plan)
     for name in names:
-        if name not in allowed:
+        if name not in found:
+            planned = planned_metrics(plan)
+            allowed = list(dict.fromkeys([*found, *planned]))
             message = f"no finished run of {plan.name} has the metric {name!r}{suggest(name, allowed)}"
-            error = QueryError if allowed else FigureError  # no metric is known before a run has finished
+            error = FigureError if name in planned else QueryError
             raise error(message, code="unknown_metric", metric=name, allowed=allowed)
     return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
+
+
+def planned_metrics(plan: Plan) -> list[str]:
+    """The metrics and numeric facts that finished runs of a plan will have, and the columns of its table."""
+    of_rows = (name for row in plan.rows for run in row.runs[:1] for name in run.metrics)
+    return list(dict.fromkeys([*(metric.name for metric in plan.ablation.content.metrics), *of_rows, *FACT_METRICS]))
 
 
 def of_rows(runs: pd.DataFrame, plan: Plan, rows: Sequence[str]) -> pd.DataFrame:
@@ -78,7 +87,7 @@ def of_rows(runs: pd.DataFrame, plan: Plan, rows: Sequence[str]) -> pd.DataFrame
 
 
 def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
-    """The columns of `Results.frame` that are metrics or numeric facts."""
+    """The columns of `Results.frame` that are numbers: metrics, facts, and settings that are no axes."""
     left_out = {"run_id", "status", "row", "seed", "message", *plan.axes}
     return [name for name in runs.columns if name not in left_out and runs[name].dtype.kind in "fiu"]
 

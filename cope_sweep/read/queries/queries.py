@@ -624,8 +624,8 @@ class Queries:
 
     def _to_suggest(self, record: SweepRecord) -> int:
         """The number of rows that the search of a sweep has still to choose."""
-        # A retry leaves out pending runs, and suggests no rows.
-        if not record.data.get("search") or "pending" in record.leave_out:
+        # A retry leaves out pending runs, and suggests no rows. A search may find fewer rows than it was to have.
+        if record.status == "finished" or not record.data.get("search") or "pending" in record.leave_out:
             return 0
         try:
             ablation = self._recorded.of_record(record)

@@ -96,7 +96,8 @@ class SweepJobs:
         return self._start(submission, plan, cluster, lambda: self._previous(sweep_id, digest))
 
     def retry(self, sweep_id: str) -> SweepState:
-        """Start a new sweep that trains the unfinished runs of a submitted sweep; if one is active, return that.
+        """Start a new sweep that trains the unfinished runs of a submitted sweep, and rows that its search has still to
+        choose; if one is active, return that.
 
         Raises:
             NotFoundError: The sweep does not exist.
@@ -125,7 +126,8 @@ class SweepJobs:
         again = retried(before, request=f"retry {sweep_id}")
         plan = submitted_plan(again)
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
-        if not counts.keys() - {*plan.done_statuses} and not recorded_plan(plan, store).open_samples:
+        is_over = summary.status == "finished" or not recorded_plan(plan, store).open_samples
+        if is_over and not counts.keys() - {*plan.done_statuses}:
             raise ConflictError(
                 f"sweep {sweep_id} has no run left to train: all are finished or were stopped early",
                 code="nothing_left",

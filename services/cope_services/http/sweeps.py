@@ -75,7 +75,9 @@ def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
     responses={202: LOCATION, **error_responses(409, 503)},
 )
 def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
-    """Start a new sweep that trains the unfinished runs of a submitted sweep, including failed runs."""
+    """Start a new sweep that trains the unfinished runs of a submitted sweep, including failed runs, and rows that its
+    search has still to choose.
+    """
     state = components.sweeps.retry(sweep_id)
     response.headers["location"] = f"../{state.sweep_id}"
     return state

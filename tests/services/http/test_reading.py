@@ -216,6 +216,7 @@ def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
         ("values?panels=model.positon", "unknown_axis"),
         ("values?x=model.dmi", "unknown_key"),
         ("curves?x=epoch", "unknown_key"),
+        ("curves?metric=in_dist/token_eror", "unknown_metric"),
         ("curves?panels=model.position", "no_effect"),
     ],
 )

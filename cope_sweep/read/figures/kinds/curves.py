@@ -64,7 +64,7 @@ class Curves(FigureKind):
     def data(self, results: Results, question: GetFigure) -> FigureData:
         """By default, of the training loss and of the table's metrics that were logged in training."""
         from cope_sweep.config.explain import suggest
-        from cope_sweep.read.figures.metrics import chosen_band, metric_title, of_rows, selected_rows
+        from cope_sweep.read.figures.metrics import chosen_band, metric_title, of_rows, planned_metrics, selected_rows
         from cope_sweep.read.tables.model import short_labels
         from cope_sweep.store import QueryError
 
@@ -81,7 +81,8 @@ class Curves(FigureKind):
         for metric in question.metric:
             if logged and metric not in logged:
                 message = f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}"
-                raise FigureError(message, code="unknown_metric", metric=metric, allowed=logged)
+                error = FigureError if metric in planned_metrics(plan) else QueryError
+                raise error(message, code="unknown_metric", metric=metric, allowed=logged)
         titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
         band = chosen_band(points)
         rows = [row.name for row in selected_rows(plan, question.row)]

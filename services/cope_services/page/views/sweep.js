@@ -58,7 +58,7 @@ function sweepActions(id) {
     const [runs, rows] = [left(found), found.to_suggest];
     if (!runs && !rows) return null;
     const rest = [runs && plural(runs, "run"), rows && `${plural(rows, "row")} of the search`].filter(Boolean).join(" and ");
-    const text = "Trains what is not finished, failed runs included. Each continues from its last checkpoint if it has one.";
+    const text = "Failed runs are trained, too. Runs continue from their last checkpoint if they have one. Limits of the sweep on runs and time hold again.";
     const retry = () => act("retry", [`Train ${rest}?`, text, "Retry"], "A new sweep trains them.");
     return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${rest}`);
   }
