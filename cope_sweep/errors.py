@@ -97,3 +97,8 @@ class ClusterError(UserError):
     """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
 
     default_code = "no_cluster"
+
+
+def counted(number: float, unit: str) -> str:
+    """A number with its unit, for messages: `1 CPU`, `0.25 GPUs`."""
+    return f"{number:g} {unit}{'s' * (number != 1)}"

@@ -19,8 +19,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
-from cope_sweep.config.resources import counted
-from cope_sweep.errors import NotFoundError
+from cope_sweep.errors import NotFoundError, counted
 
 if TYPE_CHECKING:
     from cope_sweep.config import Plan

@@ -17,8 +17,7 @@ from cope_sweep.cli.output import counts_text, duration, escaped, make_console, 
 from cope_sweep.cli.progress import LINE_INTERVAL_S
 from cope_sweep.client import KEY_VARIABLE, Client
 from cope_sweep.config.loading import names_a_file
-from cope_sweep.config.resources import counted
-from cope_sweep.errors import UserError
+from cope_sweep.errors import UserError, counted
 from cope_sweep.store import SweepProgress
 
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}

@@ -24,8 +24,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
-from cope_sweep.config.resources import counted
-from cope_sweep.errors import UserError
+from cope_sweep.errors import UserError, counted
 
 if TYPE_CHECKING:
     from cope_sweep.store import RunRecord, Store

@@ -33,10 +33,9 @@ from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, load_ablation
 from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
 from cope_sweep.config.loading import names_a_file, option_words
-from cope_sweep.config.resources import counted
 from cope_sweep.config.rows import only_rows
 from cope_sweep.config.source import ablations_folder
-from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.errors import NotFoundError, UserError, counted
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
 from cope_sweep.read.queries.sweep_files import sweep_files
 from cope_sweep.read.tables import table

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cope_sweep.errors import InvalidValue
+from cope_sweep.errors import InvalidValue, counted
 from cope_sweep.frozen import Count, Frozen, Positive
 
 
@@ -89,8 +89,3 @@ class Resources(Frozen):
         if self.gpus not in ("auto", 0):
             devices += f" and {counted(float(self.gpus), 'GPU')}"
         return devices if self.workers == 1 else f"{self.workers} workers × {devices}"
-
-
-def counted(number: float, unit: str) -> str:
-    """A number with its unit: `1 CPU`, `0.25 GPUs`."""
-    return f"{number:g} {unit}{'s' * (number != 1)}"

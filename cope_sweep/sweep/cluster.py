@@ -29,8 +29,7 @@ import psutil
 import ray
 
 from cope_sweep.config import Resources
-from cope_sweep.config.resources import counted
-from cope_sweep.errors import ClusterError
+from cope_sweep.errors import ClusterError, counted
 from cope_sweep.registry import load_plugins
 from cope_sweep.signals import kept_from_children
 from cope_sweep.store.provenance import usable_cpus

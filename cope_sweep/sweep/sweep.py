@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
-from cope_sweep.config.resources import counted
+from cope_sweep.errors import counted
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import (

@@ -19,9 +19,9 @@ from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Goal, RandomSearch, Scale
 from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.resources import counted
 from cope_sweep.config.run import FACT_METRICS
 from cope_sweep.config.source import Json
+from cope_sweep.errors import counted
 from cope_sweep.frozen import is_reported
 from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
