@@ -423,7 +423,9 @@ def test_a_search_that_ended_before_its_last_row_can_be_retried(
     row = row_of(load_ablation(folder / "ablations" / "searched.yaml"), {"train.lr": 0.001})
     finish(store, row.runs[0], {"in_dist/token_error": 1.0})
     member = SweepRun(run_id=row.runs[0].run_id, row=row.name, labels=row.labels, seed=0)
-    end_sweep(store, record.model_copy(update={"runs": [member]}))
+    found_no_more = end_sweep(store, record.model_copy(update={"runs": [member]}))
+    assert client.post(f"{API}/sweeps/{sweep_id}/retry").status_code == 409
+    end_sweep(store, found_no_more, "interrupted")  # as by a budget
     assert client.post(f"{API}/sweeps/{sweep_id}/retry").status_code == 202
 
 
