@@ -43,7 +43,7 @@ def list_ablations(
         entries = []
     if not entries:
         raise NotFoundError(
-            f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations",
+            f"no ablation files (*.yaml, *.yml) in {ablations.absolute()}; choose another folder with --ablations",
             code="no_ablations",
             folder=str(ablations.absolute()),
         )

@@ -318,8 +318,8 @@ def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
 
 
 def ablation_files(folder: Path) -> dict[str, Path]:
-    """Name → file of the ablations in a folder, sorted by name; none if there is no folder. Raises OSError."""
-    paths = [path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix in SUFFIXES]
+    """Name → file of the ablations in a folder, sorted by name; none if there is no folder, or if it is unreadable."""
+    paths = [path for path in folder.glob("*") if path.suffix in SUFFIXES]
     # If both a.yaml and a.yml exist, a.yaml wins.
     return {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
 
