@@ -14,8 +14,10 @@ import pandas as pd
 import pytest
 
 from cope_sweep.read.tables.claims import claim_findings
+from cope_sweep.read.tables.frames import plan_frame
 from cope_sweep.read.tables.stats import RANDOM_DIVISIONS
-from cope_sweep.store.results_file import file_name, run_files
+from cope_sweep.store.index.tables import SECTIONS
+from cope_sweep.store.results_file import CURVES, LABEL, file_name, run_files
 from tests.ablations.update_readme import (
     ABLATIONS,
     RESULTS,
@@ -33,6 +35,7 @@ VALIDATION = "validation/token_error"
 MOST_BY_HAND, MOST_ENUMERATED = 20_000, math.comb(20, 10)
 """With at most so many divisions, p is counted in plain Python; and by numpy."""
 STEMS = [path.stem for path in run_files(RESULTS)]
+SECTIONS_OF_SPECS = tuple(f"{section}." for section in SECTIONS)
 
 
 def check_best_draws(report, frame, text):
@@ -202,6 +205,25 @@ def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
     check(report, text)
     for name in re.findall(r"\]\(([^)]+\.svg)\)", text):
         assert ElementTree.parse(RESULTS / name).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_files_of_a_report_have_todays_names_and_values(stem, reports):
+    """A row that was renamed since, and a field whose key has changed; fields that are newer than a file lack there."""
+    report = reports[stem]
+    path = RESULTS / file_name(report.plan)
+    runs = pd.read_parquet(path).set_index("run_id")
+    expected = plan_frame(report.plan, report.records, LABEL).set_index("run_id").loc[runs.index]
+    columns = [name for name in runs if name in ("row", "seed") or name.startswith((LABEL, *SECTIONS_OF_SPECS))]
+    columns = [name for name in columns if "/" not in name]
+    command = f"cope-sweep report {report.plan.ablation.cli_args} --store ablations/results --out ablations/results"
+    assert set(columns) <= set(expected), f"run: {command}"
+    pd.testing.assert_frame_equal(
+        runs[columns], expected[columns], check_dtype=False, obj=f"{path.name}; run: {command}"
+    )
+    if (curves := path.with_suffix(CURVES)).exists():
+        names = pd.read_parquet(curves, columns=["run_id", "row"]).drop_duplicates().set_index("run_id")["row"]
+        pd.testing.assert_series_equal(names, expected["row"].loc[names.index], obj=f"{curves.name}; run: {command}")
 
 
 @pytest.mark.parametrize("stem", STEMS)
