@@ -55,8 +55,9 @@ format: .venv/test.stamp   ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/docs.stamp   ## Renew the reference, and build the documents into site/, with strict links
+docs: .venv/docs.stamp   ## Renew all that is generated (schema, reference, tables of the READMEs), and build the documents into site/
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m tests.ablations.update_readme
 	$(BIN)/python -m docs.build
 
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs

@@ -1,4 +1,4 @@
-"""Writes the parts of docs/reference that are made from the code.
+"""Writes what is made from the code: ablations/schema.json, and parts of docs/reference.
 
     python -m docs.generate
 
@@ -7,6 +7,7 @@ Each page has a part between two comments that is made here; the text around it 
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -27,6 +28,7 @@ from tests.helpers.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+SCHEMA = ROOT / "ablations" / "schema.json"
 BEGIN, END = "<!-- made by python -m docs.generate -->\n", "<!-- end -->\n"
 
 KERNEL_SIZES = Dims(dim=64, heads=2, layers=1, context=512)
@@ -114,7 +116,7 @@ def kind_sections(schemas: Sequence[Schema], level: str) -> Iterator[str]:
 
 def ablation_schema() -> Schema:
     """The JSON Schema of ablation files, as the repository has it."""
-    schema: Schema = json.loads((ROOT / "ablations" / "schema.json").read_text(encoding="utf-8"))
+    schema: Schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     return schema
 
 
@@ -341,6 +343,8 @@ def with_part(name: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    printed = subprocess.run([sys.executable, "-m", "cope_sweep.cli", "schema"], check=True, capture_output=True)
+    SCHEMA.write_bytes(printed.stdout)
     for name in PAGES:
         if name == "encodings.md" and not has_all_kernels():
             sys.stderr.write("encodings.md stays as it is: its kernels need a C++ compiler and Triton\n")

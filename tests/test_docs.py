@@ -307,6 +307,18 @@ def test_every_exit_code():
     assert set(re.findall(r"(\d+)\s+[a-z]", COMMAND.help.partition("Exit codes:")[2])) <= listed
 
 
+def test_every_version_of_a_computation_is_explained():
+    """Runs of an older version have other ids and are trained again: users look for the reason in the change log."""
+    changed = {"`model.dropout`"}
+    for registry in (TASKS, ENCODINGS, FAMILIES, OPTIMIZERS, SCHEDULES):
+        for kind, cls in registry.items():
+            of_base = getattr(registry.base, "version", None)
+            if cls.__module__.startswith(BUILT_IN) and (cls.VERSION != 1 or getattr(cls, "version", None) != of_base):
+                changed.add(f"{registry.noun} `{kind}`")
+    formats = read("CHANGELOG.md").partition("## Formats")[2]
+    assert changed == set(re.findall(r"^\| ([a-z ]*`[a-z_.]+`) \| \d", formats, re.MULTILINE))
+
+
 def test_terms_of_the_glossary_are_sorted():
     terms = re.findall(r"^\| ([\w -]+) \|", read("docs/reference/glossary.md"), re.MULTILINE)[1:]
     assert len(terms) > 20
