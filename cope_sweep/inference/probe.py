@@ -11,7 +11,7 @@
     a_ij         softmax_j(q_i·k_j/√K + Σ s_ij): the attention of the model
 
 Position-only attention does not exist for a model without position logits: RoPE and absolute positions change q·k
-itself, and a window is a mask.
+itself, PaTH and others replace it, and a window is a mask.
 
 An observer in the attention function receives the inputs of each layer's attention. The encodings compute gates,
 positions and logits from them, for one block of queries at a time. The layers after the last selected one are not
@@ -66,9 +66,9 @@ from torch import Tensor
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, TokensError, validate_token_ids
-from cope_sweep.kernels import Inputs, LayerEncodings, attention_weights, observing, seen, visible
+from cope_sweep.kernels import Inputs, LayerEncodings, attention_weights, observing
 from cope_sweep.model import CheckpointError, check_reach
-from cope_sweep.model.load import HeadLoad, has_logits, head_loads, seen_keys
+from cope_sweep.model.load import HeadLoad, has_logits, head_loads, look
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.tasks import IGNORED, Task
 
@@ -296,10 +296,7 @@ def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: 
     rows = max(1, SCRATCH_BYTES // (40 * all_heads * T))  # about ten float32 copies of a row of the attention matrix
     for start in range(0, T, rows):
         block = inputs.of_queries(start, min(start + rows, T))
-        visible_QS = visible(block.q_BHTK.shape[2], block.k_BHSK.shape[2], block.q_BHTK.device)
-        logits_BHQS = block.rotated_q_BHTK @ block.rotated_k_BHSK.mT / block.q_BHTK.shape[-1] ** 0.5
-        of_each = seen(block, positions, logits_BHQS, visible_QS)
-        seen_QS = seen_keys(positions, of_each, visible_QS)
+        logits_BHQS, of_each, visible_QS, seen_QS = look(block, positions)
         seen_TT[start : start + len(seen_QS), : seen_QS.shape[1]] = seen_QS.cpu().numpy()
         total_BHQS = torch.zeros_like(logits_BHQS)
         for position, attention in zip(positions, of_each, strict=True):

@@ -3,7 +3,7 @@
 For each encoding that adds to the logits and each head, over some queries i of a sequence and the keys that they see,
 j ≤ i, without those that a window hides:
 
-    position, content   means of |s_ij| and of |q_i·k_j/√K|, where s_ij is what the encoding adds
+    position, content   means of |s_ij| and of the content's logits, |q_i·k_j/√K|, where s_ij is what the encoding adds
     load                position ÷ content. Near 0 the encoding does nothing: attention is that of the content alone
     beyond              share of the keys whose position p_ij is beyond the last embedding, p_max − 1: there the
                         derivative of all gates is 0. Only for contextual encodings with such a limit
@@ -17,6 +17,9 @@ encoding's logits alone. D is the Kullback–Leibler divergence: D(a‖u) = log 
 off the uniform distribution, and D(a‖r) what is left of it if r is known. So `explained` is 1 if attention is that of
 the positions alone, 0 if positions prefer no key, and negative if they point to other keys than attention. Rows are
 summed before the division.
+
+An encoding that replaces q·k/√K, as PaTH does, mixes positions and content: it has no measures, and the content's
+logits are then what it computes instead.
 
 Shapes: B sequences, H heads, T tokens, S keys up to the query of a row, V of them that it sees.
 """
@@ -37,20 +40,34 @@ from cope_sweep.kernels.reference import with_float32
 from cope_sweep.model.transformer import Transformer
 from cope_sweep.positions import Attention, Encoding
 from cope_sweep.positions.cope import ContextualEncoding
+from cope_sweep.positions.dape import DAPE
 from cope_sweep.positions.window import Window
+
+
+def replaces_content(encoding: Encoding) -> bool:
+    """The encoding's score puts other logits in the place of q·k/√K. DAPE's reads q·k/√K, and adds to it."""
+    return encoding.replaces and not isinstance(encoding, DAPE)
 
 
 def has_logits(encoding: Encoding) -> bool:
     """The encoding adds position logits; the score of a window is a mask."""
-    return encoding.scores and not isinstance(encoding, Window)
+    return encoding.scores and not replaces_content(encoding) and not isinstance(encoding, Window)
 
 
-def seen_keys(positions: LayerEncodings, of_each: Sequence[Attention], visible_QS: Tensor) -> Tensor:
-    """The keys that each query sees, bool, (Q, S): those of `visible_QS` that no window hides."""
+def look(rows: Inputs, positions: LayerEncodings) -> tuple[Tensor, list[Attention], Tensor, Tensor]:
+    """What some queries see of the keys up to the last of them.
+
+    Returns q·k/√K, (B, H, Q, S); the argument of each encoding's `score`; and two masks, bool, (Q, S): the keys that
+    are not after the query, and those of them that no window hides.
+    """
+    visible_QS = visible(rows.q_BHTK.shape[2], rows.k_BHSK.shape[2], rows.k_BHSK.device)
+    logits_BHQS = rows.rotated_q_BHTK @ rows.rotated_k_BHSK.mT / rows.q_BHTK.shape[-1] ** 0.5
+    of_each = seen(rows, positions, logits_BHQS, visible_QS)
+    seen_QS = visible_QS
     for position, attention in zip(positions, of_each, strict=True):
         if isinstance(position.encoding, Window):
-            visible_QS = visible_QS & (position.encoding.score(position.parameters, attention) == 0)
-    return visible_QS
+            seen_QS = seen_QS & (position.encoding.score(position.parameters, attention) == 0)
+    return logits_BHQS, of_each, visible_QS, seen_QS
 
 
 ROWS = 16
@@ -192,21 +209,20 @@ class _Sums:
 
 def _add_row(sums: dict[tuple[int, int], _Sums], layer: int, row: Inputs, positions: LayerEncodings) -> None:
     """Add one query, (B, H, 1, K) with B = 1, and its keys."""
-    visible_QS = visible(1, row.k_BHSK.shape[2], row.k_BHSK.device)
-    logits_BHQS = row.rotated_q_BHTK @ row.rotated_k_BHSK.mT / row.q_BHTK.shape[-1] ** 0.5
-    of_each = seen(row, positions, logits_BHQS, visible_QS)
-    seen_S = seen_keys(positions, of_each, visible_QS)[0]
+    logits_BHQS, of_each, _, seen_QS = look(row, positions)
 
     def of_seen(x_BHQS: Tensor) -> Tensor:
-        return x_BHQS.expand_as(logits_BHQS)[0, :, 0][:, seen_S].double()
+        return x_BHQS.expand_as(logits_BHQS)[0, :, 0][:, seen_QS[0]].double()
 
-    scores = {
-        index: p.encoding.score(p.parameters, a)
-        for index, (p, a) in enumerate(zip(positions, of_each, strict=True))
-        if has_logits(p.encoding)
-    }
-    scores_HV = {index: of_seen(score_BHQS) for index, score_BHQS in scores.items() if score_BHQS is not None}
-    content_HV = of_seen(logits_BHQS)
+    content_HV, scores_HV = of_seen(logits_BHQS), {}
+    for index, (p, attention) in enumerate(zip(positions, of_each, strict=True)):
+        score_BHQS = p.encoding.score(p.parameters, attention)
+        if score_BHQS is None:
+            continue
+        if replaces_content(p.encoding):
+            content_HV = content_HV + of_seen(score_BHQS)
+        elif has_logits(p.encoding):
+            scores_HV[index] = of_seen(score_BHQS)
     log_a_HV = (content_HV + sum(scores_HV.values())).log_softmax(-1)
     a_HV, V = log_a_HV.exp(), log_a_HV.shape[-1]
     for index, score_HV in scores_HV.items():

@@ -20,6 +20,8 @@ MEASURED = {
     "separate keys": [{"kind": "cope", "p_max": 5, "gate": "separate", "layers": [1]}],
     "alibi": [{"kind": "alibi", "slopes": [0.5, 0.25]}],
     "in a window": [{"kind": "cope", "p_max": 3}, {"kind": "window", "size": 6}],
+    "beside logits that replace q·k": ["path", "fox", {"kind": "relative", "layers": [1]}],
+    "an MLP that reads q·k": [{"kind": "dape", "bias": "alibi", "hidden": 3}],
     "in chunks": ["relative", {"kind": "cope", "p_max": 3}, {"kind": "window", "size": 4, "chunks": True}],
 }
 
@@ -46,7 +48,7 @@ def test_measures_equal_those_of_the_matrices(name):
     sequences = [TOKENS, TOKENS[:5], TOKENS[::-1].copy()]
     loads = {(load.layer, load.head, load.encoding): load for load in loads_of_heads(predictor, sequences)}
     probes = [probe(predictor, tokens_T) for tokens_T in sequences]
-    kinds = [each for each in predictor.run.model.position if each.scores and each.kind != "window"]
+    kinds = [each for each in predictor.run.model.position if each.scores and each.kind not in ("window", "path")]
     expected = {(layer, head, e.kind) for e in kinds for layer in (0, 1) if e.serves(layer) for head in (0, 1)}
     assert set(loads) == expected
     for (layer, head, kind), load in loads.items():
@@ -147,6 +149,27 @@ def test_a_window_is_a_mask_and_no_logits():
     assert {load.encoding for load in loads} == {"alibi"}
     assert all(math.isfinite(load.load) and math.isfinite(load.explained) for load in loads)
     assert loads_of_heads(tiny_predictor([position[1]]), [TOKENS]) == []
+
+
+REPLACING = ["path", "tra", "wall", "mapformer_em", {"kind": "mapformer_em", "product": "s"}]
+
+
+@pytest.mark.parametrize("encoding", [*REPLACING, {"kind": "fox", "scaled": False}])
+def test_logits_that_replace_those_of_queries_and_keys_are_no_position_logits(encoding):
+    predictor = tiny_predictor([encoding])
+    assert loads_of_heads(predictor, [TOKENS]) == []
+    assert all(each.position_only_attention_HTT is None for each in probe(predictor, TOKENS).layers)
+
+
+def test_content_logits_are_those_that_replace_queries_and_keys():
+    """Beside logits that are all 0, forget gates explain all of attention."""
+    predictor = tiny_predictor([{"kind": "mapformer_em", "product": "s"}, "fox"])
+    with torch.no_grad():
+        for parameter in predictor.model.position[0].parameters():
+            parameter.zero_()
+    loads = loads_of_heads(predictor, [TOKENS])
+    assert {load.encoding for load in loads} == {"fox"}
+    assert all(load.content == pytest.approx(0, abs=1e-12) and load.explained == pytest.approx(1) for load in loads)
 
 
 def test_stick_breaking_has_no_softmax_to_explain():
