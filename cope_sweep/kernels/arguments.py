@@ -227,9 +227,9 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
         if isinstance(term, LookUp | RelativeLookUp):
             table_queries.append(term.q_BHQK)
         if isinstance(term, LogSlope):
-            gate_keys.append(_padded(term.k_BHSF, inputs))
+            gate_keys.append(_widened(term.k_BHSF, inputs))
             # Kernels multiply products by 1/√K, which those of a LogSlope do not have.
-            gate_queries.append(_padded(term.q_BHQF * inputs.q_BHTK.shape[-1] ** 0.5, inputs))
+            gate_queries.append(_widened(term.q_BHQF * inputs.q_BHTK.shape[-1] ** 0.5, inputs))
             gate_biases.append(None)
         elif isinstance(term, ContextualTerm):
             gate_keys.append(_gate_keys(inputs, term, index))
@@ -247,7 +247,7 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
     base_queries = table_queries if gate_k is None else [*table_queries, *(gate_queries or [inputs.q_BHTK])]
     base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK
     if any(query is not base_q for query in base_queries):
-        return "one table has rotated queries, and another table or the gates have queries before the rotation"
+        return "tables, or a table and the gates, take different queries (rotated, unrotated, or an encoding's own)"
     v_BHSK = inputs.v_BHSK
     if inputs.widened:
         # Kernels read as many components of all of these as queries and keys have; the others are 0.
@@ -298,9 +298,9 @@ def _fields_of(term: Term) -> dict[str, Any]:
 
 
 def _widened(x: Any, inputs: Inputs) -> Any:
-    """The tensor with zeros as its last components, as many as queries and keys have; None for None."""
+    """The tensor with zeros as its last components, as many as rotated queries have, if it has fewer; None for None."""
     missing = 0 if x is None else inputs.rotated_q_BHTK.shape[-1] - x.shape[-1]
-    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+    return torch.nn.functional.pad(x, (0, missing)) if missing > 0 else x
 
 
 def _in_window(b_HR: Tensor | None, size: int, inputs: Inputs) -> Tensor:
@@ -311,13 +311,8 @@ def _in_window(b_HR: Tensor | None, size: int, inputs: Inputs) -> Tensor:
     else:
         # Distances beyond its table have its last entry.
         b_HR = b_HR[:, torch.arange(distances, device=b_HR.device).clamp(max=b_HR.shape[1] - 1)]
+        b_HR = b_HR.to(torch.promote_types(b_HR.dtype, torch.float32))  # float16 ends at 65,504
     return torch.nn.functional.pad(b_HR, (0, 1), value=HIDDEN)
-
-
-def _padded(x_BHSF: Tensor, inputs: Inputs) -> Tensor:
-    """Vectors with as many components as the keys have, if they have fewer: kernels read K of each."""
-    missing = inputs.k_BHSK.shape[-1] - x_BHSF.shape[-1]
-    return torch.nn.functional.pad(x_BHSF, (0, missing)) if missing > 0 else x_BHSF
 
 
 def _gate_keys(inputs: Inputs, term: LookUp | PiecewiseLinear | Slope, index: int) -> Tensor | None:

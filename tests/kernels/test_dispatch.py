@@ -96,7 +96,7 @@ def test_set_implementation_lasts_and_is_of_its_thread():
 @pytest.mark.parametrize(
     ("encodings", "reason"),
     [
-        ((CoPE(p_max=4, rotated_query=True), Relative(positions=5)), "one table has rotated queries"),
+        ((CoPE(p_max=4, rotated_query=True), Relative(positions=5)), "take different queries"),
         ((CoPE(p_max=4, rotated_query=True), CoPEALiBi()), "gates of contextual encodings differ"),
         ((CoPE(p_max=4), CoPEALiBi(gate="values")), "gates of contextual encodings differ"),
         ((CoPE(p_max=4, gate="values"), CoPEALiBi(gate="separate")), "gates of contextual encodings differ"),

@@ -246,6 +246,14 @@ def test_gradients_of_keys_outside_the_window_are_0(encodings):
         assert (x.grad[:, :, 41:] == 0).all()
 
 
+def test_a_bias_in_float16_beside_a_window_is_computed_in_float32():
+    q, b = torch.zeros(1, 2, 40, 8, dtype=torch.float16), torch.ones(32, 2, dtype=torch.float16)
+    positions = [LayerEncoding(T5(), {"b": b}), LayerEncoding(Window(size=5))]
+    problem = make_problem(Inputs(q, q, q, q, q, [None, None]), positions, 0.0, None)
+    assert problem.distance_bias.dtype == torch.float32
+    assert problem.distance_bias[0].tolist() == pytest.approx([1, 1, 1, 1, 1, -1e30])
+
+
 @pytest.mark.parametrize("encodings", [[Window(size=10)], [Window(size=10), CoPE(p_max=4)]], ids=ids)
 def test_tiles_before_the_window_are_not_visited(encodings):
     """A key that is not a number, 3 tiles before the query."""

@@ -8,6 +8,7 @@ from cope_sweep.kernels import Inputs, LayerEncoding, attend, using, which
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE, Dims
 from cope_sweep.positions.fox import FoX
+from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.positions.pope import PoPE
 from cope_sweep.positions.relative import Relative
 from cope_sweep.testing import EncodingContract
@@ -68,7 +69,8 @@ def test_products_are_divided_by_the_root_of_the_head_dimension():
 
 
 @pytest.mark.parametrize(
-    "others", [[], [FoX()], [ALiBi()], [CoPE(p_max=5)], [CoPE(p_max=5, gate="separate")], [Relative(positions=9)]],
+    "others", [[], [FoX()], [ALiBi()], [CoPE(p_max=5)], [CoPE(p_max=5, gate="separate")], [Relative(positions=9)],
+     [GrapeAP(size=12)]],
     ids=lambda others: others[0].kind if others else "alone",
 )  # fmt: skip
 def test_the_native_kernel_gives_the_output_and_gradients_of_the_reference(others):
@@ -103,6 +105,12 @@ def test_the_native_kernel_gives_the_output_and_gradients_of_the_reference(other
     expected = output_and_gradients(torch.float64, "reference")
     for one, other in zip(output_and_gradients(torch.float32, "native"), expected, strict=True):
         assert (one.double() - other).abs().mean() <= 2e-3 * max(1.0, float(other.abs().mean()))
+
+
+def test_gates_of_more_numbers_than_wide_queries_have_are_no_problem_of_the_fused_kernels():
+    name, reason = which([PoPE(), GrapeAP(size=32)], Dims(16, 2, 1, 200))
+    assert name == "reference"
+    assert "theirs is 32" in reason
 
 
 def test_phases_of_the_keys_start_at_zero_or_uniform():
