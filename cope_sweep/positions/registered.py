@@ -92,11 +92,11 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
 def _check_single(replacing: Sequence[Encoding], replaced: str, dims: Dims) -> None:
     """Raise ValueError if a layer has two of these encodings."""
     if shared := _common_layers(replacing, dims):
-        kinds_there = " and ".join(encoding.kind for encoding in replacing)
+        kinds = [encoding.kind for encoding in replacing if encoding.serves(shared[0])]
         raise InvalidValue(
-            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces {replaced}; keep one",
+            f"model.position has {' and '.join(kinds)} in layer {shared[0]}, and each replaces {replaced}; keep one",
             key="model.position",
-            kinds=[encoding.kind for encoding in replacing],
+            kinds=kinds,
             layer=shared[0],
         )
 

@@ -124,6 +124,12 @@ def test_an_encoding_that_does_not_fit_the_size_is_an_error(dim, heads, position
         tiny_run(**{"model.position": [position], "model.dim": dim, "model.heads": heads})
 
 
+def test_the_kinds_of_a_layer_that_exclude_each_other_are_those_of_that_layer():
+    position = [{"kind": "path", "layers": [0]}, {"kind": "tra", "layers": [1]}, {"kind": "wall", "layers": [1]}]
+    with raises("invalid_value", key="model.position", kinds=["tra", "wall"], layer=1):
+        tiny_run(**{"model.layers": 2, "model.position": position})
+
+
 @pytest.mark.parametrize(("kind", "other"), [("cope", {"p_max": 9}), ("rope", {"base": 1e6})])
 def test_one_kind_can_occur_twice_in_different_layers(kind, other):
     tiny_run(
