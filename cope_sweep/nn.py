@@ -51,7 +51,8 @@ def positional_attention(
     Args:
         q: queries, (B, H, T, K), before any rotation.
         k: keys, (B, G, S, K); with `past`, of the new tokens alone, (B, G, T, K). G divides H: the first H/G heads
-            share the first head of keys (grouped-query attention). If S > T, the queries are of the last T tokens.
+            share the first head of keys (grouped-query attention). If S > T, the queries are of the last T tokens;
+            an encoding that mixes queries of several tokens (short convolution) needs those of all tokens.
         v: values, as the keys.
         encodings: each with its parameters: `LayerEncoding(CoPE(p_max=64), {"e": table})`.
         kv_heads: G. None: as many as the keys have.
@@ -67,6 +68,15 @@ def positional_attention(
 
     """
     _check_shapes(q, k, v, kv_heads, past)
+    mixing = [position.encoding.kind for position in encodings if position.encoding.mixes]
+    if mixing and past is None and q.shape[2] < k.shape[2]:
+        raise InvalidValue(
+            f"{mixing[0]} mixes each query with those before it, and q lacks the earlier ones: pass the queries of all "
+            "tokens, or use past",
+            code="missing_argument",
+            argument="q",
+            kind=mixing[0],
+        )
     features = [_features(position, q, k, hidden) for position in encodings]
     is_padded = past is not None and f"{PADDED}v" in past
     if past and is_padded != (mask is not None):
@@ -80,12 +90,10 @@ def positional_attention(
         return cached_attention(q, k, v, encodings, features, cache=past, dropout=dropout)
     new = {"k": k, "v": v} | {f"features{index}": x for index, x in enumerate(features) if x is not None}
     T = q.shape[2]
-    if any(position.encoding.mixes for position in encodings):
+    if mixing:
         new["q"] = q  # of all tokens: each is mixed with those before it
     cached = past or {}
     tokens = appended({name.removeprefix(PADDED): x for name, x in cached.items()}, new)
-    if past is not None:
-        past.update({f"{PADDED}{name}": x for name, x in tokens.items()})
     if mask.shape != (len(q), tokens["v"].shape[2]):
         raise InvalidValue(
             f"mask has the shape {tuple(mask.shape)}, expected {(len(q), tokens['v'].shape[2])}: a row for each "
@@ -93,6 +101,8 @@ def positional_attention(
             code="invalid_shape",
             argument="mask",
         )
+    if past is not None:
+        past.update({f"{PADDED}{name}": x for name, x in tokens.items()})
     q = tokens.pop("q", q)
     features = [tokens.get(f"features{index}") for index in range(len(encodings))]
     of_all = _Padded(q, tokens["k"], tokens["v"], features, mask.bool())

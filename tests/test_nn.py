@@ -283,6 +283,24 @@ def test_shapes_that_do_not_fit(change, code, argument):
     assert caught.value.data["argument"] == argument
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(B, T)])
+def test_a_short_convolution_needs_the_earlier_queries(mask):
+    q, k, v, _ = tensors()
+    with raises("missing_argument", argument="q", kind="short_convolution"):
+        attention("short_convolution")(q[:, :, 4:], k, v, mask=mask)
+
+
+def test_a_call_that_is_refused_leaves_the_cache_as_it_was():
+    module, past, parts = attention("rope"), {}, []
+    q, k, v, _ = tensors()
+    for part in (slice(0, 6), slice(6, 11)):
+        new = [x[:, :, part] for x in (q, k, v)]
+        with raises("invalid_shape", argument="mask"):
+            module(*new, past=past, mask=torch.ones(B, part.stop + 1))
+        parts.append(module(*new, past=past, mask=torch.ones(B, part.stop)))
+    torch.testing.assert_close(torch.cat(parts, dim=2), module(q, k, v), rtol=0, atol=1e-12)
+
+
 def test_a_cache_stays_with_or_without_a_mask():
     module, past = attention("rope"), {}
     q, k, v, _ = tensors()
