@@ -19,9 +19,13 @@ assignment (N = `n_back`). N = 1 is MQRAR (Tan et al. 2024, "Scaling Stick-Break
     inputs    a 1 a 2 b 3 a _ a 4 a _ b 5 b _
     targets   . . . . . . 1 . . . 2 . . . 3 .
 
-The papers leave the rest open. Here, each slot takes one of the variables, all with the same probability. It assigns
-where the variable has fewer than N assignments; else, it asks with probability ½. The last slot that may ask, asks.
-Values are not repeated in a sequence: it has no more slots than the vocabulary has values.
+Each slot takes one of the variables, all with the same probability. It assigns where the variable has fewer than N
+assignments; else, it asks with probability ½. The last slot that may ask, asks. Values are not repeated in a sequence:
+it has no more slots than the vocabulary has values.
+
+PaTH's form is another one (version 2 of its text): every slot assigns a new value, and its key asks for the N-th last
+value before that one, if there is any. In `A 1 B 2 C 3 D 4 A 5 B 6 A 7`, with N = 2, the third A has the label 1. There
+all slots of a variable after its N-th ask; here, about half of them ask, and the others assign.
 
 The targets of this package are next tokens, and the answer to a key is its next token: the label stands at the query's
 position, as in the released code. The inputs hold `_` in its place, so no value can be copied from an earlier answer.
