@@ -90,9 +90,10 @@ class Text(LanguageModelling):
     test_share: Share = Field(default=0.05, description="Share held out by hash, where the text has no test split.")
     limit_tokens: Amount | None = Field(
         default=None,
-        description="The most tokens of each split: 20k, 300M, 1.5B. Reading stops where the training split has them.",
+        description="Each split ends with the piece of text, of about 65,536 characters at most, by which it has so "
+        "many tokens: 20k, 300M, 1.5B. Reading stops where the training split has them.",
     )
-    limit_bytes: Amount | None = Field(default=None, description="The most bytes of text of each split.")
+    limit_bytes: Amount | None = Field(default=None, description="The same, by bytes of text.")
 
     @model_validator(mode="before")
     @classmethod

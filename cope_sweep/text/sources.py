@@ -62,7 +62,7 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that each split has: it ends with the first piece of text by which it has so much. None: no limit."""
+    """How much each split has: it ends with the first piece of text by which it has so much. None: no limit."""
 
     tokens: int | None = None
     size_bytes: int | None = None
