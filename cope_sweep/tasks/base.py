@@ -340,6 +340,17 @@ class GeneratedTask(Task):
         return seed if split != "train" or self.data_seed is None else self.data_seed
 
 
+def by_token(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of each sequence sorted by token, then by place, (N, S); and where in this order each token begins."""
+    # Narrow integers are sorted many times as fast.
+    narrow_NS = tokens_NS.astype(np.min_scalar_type(tokens_NS.max(initial=0)))
+    order_NS = narrow_NS.argsort(axis=1, kind="stable")
+    sorted_NS = np.take_along_axis(narrow_NS, order_NS, axis=1)
+    is_first_NS = np.ones(tokens_NS.shape, dtype=bool)
+    is_first_NS[:, 1:] = sorted_NS[:, 1:] != sorted_NS[:, :-1]
+    return order_NS, np.maximum.accumulate(np.where(is_first_NS, np.arange(tokens_NS.shape[1]), 0), axis=1)
+
+
 # All runs of a task have the same test sets, and so the same rules.
 @lru_cache(maxsize=256)
 def _shortcut_errors(task: Task, split: str, count: int, metric: str) -> tuple[tuple[str, float], ...]:

@@ -37,7 +37,7 @@ import numpy as np
 from pydantic import Field
 
 from cope_sweep.frozen import Positive
-from cope_sweep.tasks.base import Batch, GeneratedTask
+from cope_sweep.tasks.base import Batch, GeneratedTask, by_token
 from cope_sweep.tasks.flip_flop import Probability
 
 ARROWS = "><^v"
@@ -200,13 +200,8 @@ class GridNavigation(GeneratedTask):
 
 
 def _first_places(cells_NS: np.ndarray) -> np.ndarray:
-    """The first place of each cell in its sequence, (N, S). Narrow integers are sorted many times as fast."""
-    narrow_NS = cells_NS.astype(np.min_scalar_type(cells_NS.max(initial=0)))
-    order_NS = narrow_NS.argsort(axis=1, kind="stable")
-    sorted_NS = np.take_along_axis(narrow_NS, order_NS, axis=1)
-    is_first_NS = np.ones(cells_NS.shape, dtype=bool)
-    is_first_NS[:, 1:] = sorted_NS[:, 1:] != sorted_NS[:, :-1]
-    group_NS = np.maximum.accumulate(np.where(is_first_NS, np.arange(cells_NS.shape[1]), 0), axis=1)
+    """The first place of each cell in its sequence, (N, S)."""
+    order_NS, first_NS = by_token(cells_NS)
     places_NS = np.empty_like(order_NS)
-    np.put_along_axis(places_NS, order_NS, np.take_along_axis(order_NS, group_NS, axis=1), axis=1)
+    np.put_along_axis(places_NS, order_NS, np.take_along_axis(order_NS, first_NS, axis=1), axis=1)
     return places_NS

@@ -40,7 +40,7 @@ from pydantic import Field, model_validator
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Positive
-from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, by_token
 
 FILLER = 0
 
@@ -262,27 +262,17 @@ def _distinct(rng: np.random.Generator, count: int, size: int, choices: int) -> 
     return numbers_CN[:size].T
 
 
-def _order(tokens_NS: np.ndarray) -> np.ndarray:
-    """The slots of each sequence by token, then by place, (N, S). Narrow integers are sorted many times as fast."""
-    narrow_NS = tokens_NS.astype(np.min_scalar_type(tokens_NS.max(initial=0)))
-    return narrow_NS.argsort(axis=1, kind="stable")
-
-
 def occurrences(tokens_NS: np.ndarray) -> np.ndarray:
     """The number of earlier occurrences of each token in its sequence, (N, S)."""
-    order_NS = _order(tokens_NS)
-    sorted_NS = np.take_along_axis(tokens_NS, order_NS, axis=1)
-    place_S = np.arange(tokens_NS.shape[1])
-    # At the first place the comparison wraps around, but both values are 0 there.
-    first_NS = np.where(sorted_NS == np.roll(sorted_NS, 1, axis=1), 0, place_S)
+    order_NS, first_NS = by_token(tokens_NS)
     counts_NS = np.empty_like(order_NS)
-    np.put_along_axis(counts_NS, order_NS, place_S - np.maximum.accumulate(first_NS, axis=1), axis=1)
+    np.put_along_axis(counts_NS, order_NS, np.arange(tokens_NS.shape[1]) - first_NS, axis=1)
     return counts_NS
 
 
 def _assigned_before(keys_NS: np.ndarray, assigns_NS: np.ndarray, back: int) -> np.ndarray:
     """The slot of the `back`-th last assignment of each slot's key, (N, S); any slot where there is none."""
-    order_NS = _order(keys_NS)
+    order_NS, _ = by_token(keys_NS)
     sorted_NS = np.take_along_axis(assigns_NS, order_NS, axis=1)
     earlier_NS = sorted_NS.cumsum(axis=1) - sorted_NS  # assignments earlier in the order of keys
     assignments_NS = (~sorted_NS).argsort(axis=1, kind="stable")  # their places in it come first
