@@ -100,19 +100,13 @@ class ContextualEncoding(AttentionEncoding):
                 key=f"{self.kind}.rotated_query",
                 other="gate_after_rotation",
             )
-        if self.rotated_query and self.gate != "keys":
-            raise InvalidValue(
-                f"{self.kind}.rotated_query needs gate: keys, and gate is {self.gate}, which RoPE does not rotate",
-                key=f"{self.kind}.rotated_query",
-                gate=self.gate,
-            )
-        if self.gate_after_rotation and self.gate != "keys":
-            raise InvalidValue(
-                f"{self.kind}.gate_after_rotation needs gate: keys, and gate is {self.gate}, which RoPE does not "
-                "rotate",
-                key=f"{self.kind}.gate_after_rotation",
-                gate=self.gate,
-            )
+        for field in ("rotated_query", "gate_after_rotation"):
+            if getattr(self, field) and self.gate != "keys":
+                raise InvalidValue(
+                    f"{self.kind}.{field} needs gate: keys, and gate is {self.gate}, which RoPE does not rotate",
+                    key=f"{self.kind}.{field}",
+                    gate=self.gate,
+                )
         if isinstance(self.gate_bias, GateSpan) and self.gate_bias.span >= dims.context:
             raise InvalidValue(
                 f"{self.kind}.gate_bias.span = {self.gate_bias.span:g}, and the context has {dims.context} tokens; "
