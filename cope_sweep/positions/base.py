@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, D model dim, H heads, K head dim, Q queries, S keys (
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -248,10 +247,9 @@ class Encoding(Kind):
     def weights(self, parameters: Tensors, attention: Attention, logits_BHQS: Tensor) -> Tensor:
         """The attention weights, (B, H, Q, S), ≥ 0, from the logits with all scores added; 0 for keys after the query.
 
-        The default is the softmax.
+        Not called unless overridden: the default is the softmax, which attention computes itself.
         """
-        weights_BHQS: Tensor = logits_BHQS.masked_fill(~attention.visible_QS, -math.inf).softmax(dim=-1)
-        return weights_BHQS
+        raise NotImplementedError
 
 
 Cut = Positive | None
