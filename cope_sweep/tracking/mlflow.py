@@ -181,14 +181,13 @@ class MLflowLogger:
                 self._log(run, tags={"mlflow.note.content": content.sweep_note(record, counts)})
             return
         records = self._store.index.records(member.run_id for member in record.runs)
+        trained_here = [row for row in records.values() if row.sweep_id == sweep_id]
         # If its process died, the sweep ended when it was last heard of.
-        ends = [row.ended_ms or row.updated_ms or 0 for row in records.values() if row.sweep_id == sweep_id]
+        ends = [row.ended_ms or row.updated_ms or 0 for row in trained_here]
         self._set_status(run, SWEEP_STATUS[status], record.ended_ms or max([record.started_ms, *ends]))
         if status_only:
             return
         sent_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
-        reused = set(record.reused)
-        trained_here = [row for run_id, row in records.items() if run_id not in reused]
         points = [
             each for each in content.sweep_points(record, trained_here) if each.step > sent_steps.get(each.key, -1)
         ]

@@ -116,7 +116,7 @@ def test_the_data_and_the_model_of_a_finished_run(store, plan, uri):
 def test_the_end_of_a_sweep(store, plan, uri):
     record = write_sweep(store, plan)
     for run in plan.runs:
-        finish(store, run, METRICS)
+        train(store, run, record)
     record = end_sweep(store, record)
     assert sync(store, uri, dry_run=True).left == 7
     synced(store, uri)
@@ -251,24 +251,28 @@ def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, uri):
     assert f"[CoPE, renamed · seed {seeds[0]}](#/runs/{shared.id})" in parent.tags["mlflow.note.content"]
 
 
+def train(store, run, sweep):
+    """Write `run` as finished by a sweep."""
+    finish(store, run, METRICS)
+    row = read_run(store.run(run.run_id), sweep.sweep_id)
+    assert row is not None
+    store.index.write([row])
+
+
 @SQLITE
 def test_a_sweep_sends_what_the_killed_sweep_before_it_could_not_send(store, plan, uri):
-    def train(run, sweep):
-        finish(store, run, METRICS)
-        row = read_run(store.run(run.run_id), sweep.sweep_id)
-        assert row is not None
-        store.index.write([row])
-
     killed = write_sweep(store, plan, ttl_s=0.0)
     finished, *rest = plan.runs
-    train(finished, killed)
+    train(store, finished, killed)
     again = write_sweep(store, plan, reused=[finished.run_id])
     for run in rest:
-        train(run, again)
+        train(store, run, again)
     end_sweep(store, again)
     assert sync(store, uri, sweep_id=again.sweep_id, timeout_s=0)[1:] == (0, [])
     assert run_of(uri, finished).status == "finished"
     assert sweep_of(uri, killed).status == "killed"
+    trained = [history(uri, sweep_of(uri, sweep), "runs/finished")[-1].value for sweep in (killed, again)]
+    assert trained == [1, 5], "each run counts for the sweep that trained it"
     third = end_sweep(store, write_sweep(store, plan, reused=[run.run_id for run in plan.runs]))
     assert sync(store, uri, sweep_id=third.sweep_id, dry_run=True).left == 1, "the sweep itself"
     (store.root / "sweeps" / f"{killed.sweep_id}.json").write_text("{")
