@@ -98,12 +98,17 @@ def _old(
     path: Path, reason: str, before_s: float, run_id: str | None = None, since: int | None = None
 ) -> Iterator[Waste]:
     try:
-        if path.lstat().st_mtime < before_s:
+        # Of a folder also what is in it: a log that grows does not change the folder's own time.
+        if max(entry.lstat().st_mtime for entry in _tree(path)) < before_s:
             yield Waste(path, reason, _size(path), run_id, since)
     except FileNotFoundError:
         return
 
 
 def _size(path: Path) -> int:
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files if file.is_file())
+    return sum(entry.lstat().st_size for entry in _tree(path) if entry.is_file())
+
+
+def _tree(path: Path) -> list[Path]:
+    """A file, or a folder and all that is in it."""
+    return [path, *path.rglob("*")] if path.is_dir() else [path]

@@ -91,6 +91,17 @@ def test_a_run_that_is_trained_since_it_was_named_is_not_deleted(store, ends):
     assert set(store.index.statuses().values()) == {"interrupted" if ends else "running"}
 
 
+def test_a_log_that_was_written_since_is_not_named(store):
+    folders = [store.root / "logs" / f"20260101-000000-{name}" for name in ("aa", "bb")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        aged(folder / "driver.log")
+    (folders[1] / "driver.log").touch()
+    for folder in folders:
+        aged(folder)
+    assert found(store) == {f"logs/{folders[0].name}"}
+
+
 def test_tokens_of_killed_sweeps_are_named(store):
     with token(store, "20260101-000000-bb"):
         store.write("ray/20260101-000000-aa.0123456789abcdef", b"")
