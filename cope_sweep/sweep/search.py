@@ -113,15 +113,30 @@ class Search:
         self._storage.engine.dispose()
 
     @property
+    def waiting(self) -> list[Row]:
+        """The rows that are known and yet to be returned, most of them from earlier sweeps."""
+        return [opened.row for opened in self._next]
+
+    @property
+    def new_rows(self) -> int:
+        """The number of rows yet to be suggested, to this sweep or to a later one."""
+        is_used_up = self._is_stuck and not self._open  # every suggestion is known, and no result can change that
+        return 0 if is_used_up else max(0, self._plan.samples - len(self._known))
+
+    @property
     def remaining(self) -> int:
         """The number of rows yet to be returned, by this search or by a later sweep's."""
-        is_used_up = self._is_stuck and not self._open  # every suggestion is known, and no result can change that
-        return len(self._next) + (0 if is_used_up else max(0, self._plan.samples - len(self._known)))
+        return len(self._next) + self.new_rows
+
+    @property
+    def is_spent(self) -> bool:
+        """As many runs as may be were handed out to be trained."""
+        return self._left == 0
 
     @property
     def is_exhausted(self) -> bool:
         """`next_row` returns nothing any more."""
-        return self._left == 0 or not self.remaining
+        return self.is_spent or not self.remaining
 
     @property
     def ended_early(self) -> bool:
@@ -134,7 +149,7 @@ class Search:
         Whoever asks records the row with the sweep, and trains `runs_to_train`. Raises IndexUnavailable; ask again
         then.
         """
-        if self._left == 0:
+        if self.is_spent:
             return None
         with self._answering():
             self._tell_open()

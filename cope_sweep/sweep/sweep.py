@@ -375,9 +375,7 @@ class _Work:
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission, skipped)
-        ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
-        ended_ms = {run_id: record.ended_ms for run_id, record in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, ended_ms, written=len(record.runs))
+        return cls(plan, skipped, statuses, todo, reused, record, _ends(store, todo), written=len(record.runs))
 
     def start_search(self, store: Store, max_runs: int | None) -> None:
         """Open the plan's search, if it has one and that has something to suggest.
@@ -394,13 +392,12 @@ class _Work:
             search.close()
         else:
             self.search = search
+            self.ended_ms = _ends(store, [run for row in search.waiting for run in row.runs])
 
     def add(self, row: Row, store: Store) -> None:
         """Record a row that the search has suggested."""
-        # If an earlier sweep has started the row, runs that ended there are not trained again.
         planned = {run.run_id for run in self.todo}
-        unfinished = [run for run in row.runs if self.statuses.get(run.run_id) not in self.skipped]
-        self.todo += [run for run in unfinished if run.run_id not in planned]
+        self.todo += [run for run in self._unfinished(row) if run.run_id not in planned]
         recorded = {run.run_id for run in self.record.runs}
         members = [_member(row, run) for run in row.runs if run.run_id not in recorded]
         if not members:
@@ -418,22 +415,28 @@ class _Work:
         store.index.append_members(record.sweep_id, entries)
         self.plan, self.record = replace(self.plan, rows=(*self.plan.rows, row)), record
 
+    def _unfinished(self, row: Row) -> list[RunSpec]:
+        """The runs of a row without those that ended in an earlier sweep, which are not trained again."""
+        return [run for run in row.runs if self.statuses.get(run.run_id) not in self.skipped]
+
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """The end of the sweep."""
-        seeds = len(self.plan.ablation.content.row_seeds)
-        missing = 0 if self.search is None else self.search.remaining * seeds
-        records = store.index.records((run.run_id for run in self.todo), values=False)
+        runs, missing = self.todo, 0
+        if self.search is not None:
+            runs = [*self.todo, *(run for row in self.search.waiting for run in self._unfinished(row))]
+            missing = self.search.new_rows * len(self.plan.ablation.content.row_seeds)
+        records = store.index.records((run.run_id for run in runs), values=False)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
         by_status = ["pending" if self._is_untried(record) else record.status for record in records.values()]
         failed, stopped = by_status.count("failed"), by_status.count("stopped")
-        not_started = missing + len(self.todo) - len(records) + by_status.count("pending")
+        not_started = missing + len(runs) - len(records) + by_status.count("pending")
         outcome = SweepOutcome(
             sweep_id=self.record.sweep_id,
             trained=trained,
             reused=len(self.reused) + len(finished) - trained,
             failed=failed + self.kept("failed"),
-            interrupted=missing + len(self.todo) - len(finished) - failed - stopped - not_started,
+            interrupted=missing + len(runs) - len(finished) - failed - stopped - not_started,
             seconds=seconds,
             stopped=stopped + self.kept("stopped"),
             not_started=not_started,
@@ -459,10 +462,15 @@ class _Work:
             return f"the budget of {counted(budget.max_failures, 'failed run')} is used up"
         if budget.max_runs is None:
             return None
-        search = self.search
-        if (len(self.todo) > budget.max_runs) if search is None else (search.is_exhausted and search.remaining > 0):
+        if len(self.todo) > budget.max_runs if self.search is None else self.search.is_spent:
             return f"the budget of {counted(budget.max_runs, 'run')} is used up"
         return None
+
+
+def _ends(store: Store, runs: Sequence[RunSpec]) -> dict[str, int | None]:
+    """Run id → when its last attempt ended, of the runs that failed or were stopped."""
+    records = store.index.records((run.run_id for run in runs), values=False)
+    return {run_id: record.ended_ms for run_id, record in records.items() if record.status in ("failed", "stopped")}
 
 
 def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:

@@ -98,6 +98,32 @@ def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:
     assert start(plan, store).sweep_id is None
 
 
+def test_rows_that_wait_are_counted_run_by_run(store: Store) -> None:
+    plan = search_of(seeds=[0, 1], search=LEARNING_RATES | {"samples": 2})
+    start(plan, store)
+    first, second = (row.runs[1].run_id for row in recorded_plan(plan, store).rows)
+    for run_id in (first, second):
+        store.delete_run(run_id)
+    outcome = start(plan, store, budget=Budget(max_runs=1))
+    assert (outcome.trained, outcome.reused, outcome.not_started) == (1, 2, 1)
+
+
+def test_failed_runs_that_were_not_tried_again_are_left(store: Store) -> None:
+    plan = search_of(base=TINY | {"train": {"steps": 6, "batch": 4, "lr": 1e30}}, search={
+        "kind": "optuna", "samples": 2})  # fmt: skip
+    outcome = start(plan, store)
+    assert outcome.failed == 2
+    store.delete_sweep(str(outcome.sweep_id))  # its rows are known to the study alone
+    outcome = start(plan, store, budget=Budget(max_runs=1))
+    assert (outcome.failed, outcome.not_started, outcome.exit_code) == (1, 1, 130)
+
+
+def test_a_budget_that_ends_inside_the_last_row_is_used_up(store: Store) -> None:
+    plan = search_of(seeds=[0, 1], search=LEARNING_RATES | {"samples": 1})
+    outcome = start(plan, store, budget=Budget(max_runs=1))
+    assert outcome.stop_reasons == ("the budget of 1 run is used up",)
+
+
 def test_a_killed_sweep_has_recorded_its_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, finished = search_of(), Counter[str]()
 
