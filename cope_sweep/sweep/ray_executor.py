@@ -22,7 +22,8 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
     """
     driver = Driver(work)
-    if not driver.runs and not driver.suggest():
+    # Where the index does not answer now, a search may suggest a row later.
+    if not driver.runs and not driver.suggest() and (driver.is_draining or not driver.may_suggest):
         driver.flush_events()
         return
     # Importing Tune takes as long as starting Ray, so both happen at once.

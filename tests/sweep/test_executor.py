@@ -9,7 +9,9 @@ import pytest
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.config.ablation import Asha
+from cope_sweep.errors import ClusterError
 from cope_sweep.store import Event, Lease, RunRecord, Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases
 from cope_sweep.sweep.failures import record_failure
 from cope_sweep.sweep.local_executor import run_local
@@ -46,6 +48,26 @@ def test_every_run_is_trained_in_order_and_only_once(
         assert folder.result["sweep_id"] == ("another-sweep" if run is runs[2] else "this-sweep")
     # One process trains all of them.
     assert len({events.of(run)[-1].worker_id for run in (runs[0], runs[1], runs[3])}) == 1
+
+
+@pytest.mark.slow
+def test_a_search_whose_index_is_away_waits_on_ray_for_its_first_row(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cope_sweep.sweep import ray_executor  # imports Ray
+
+    class Away:
+        metric, is_exhausted = "in_dist/loss", False
+
+        def next_row(self) -> None:
+            raise IndexUnavailable("no answer")
+
+    def connect(*_: object, **__: object) -> None:
+        raise ClusterError("it connects")
+
+    monkeypatch.setattr(ray_executor, "connected", connect)
+    with raises("no_cluster"):
+        train_by(ray_executor.run_on_ray, [], store, ONE_GROUP, search=Away())
 
 
 @RAY_IS_THOROUGH
