@@ -175,7 +175,9 @@ class Sweep:
         store.end_expired()
         if lost := note_lost(store, [run.run_id for run in self.plan.runs]):
             number = "a finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
-            self._note(f"{number} lost files, and what is lost is trained again: {next(iter(lost.values()))}")
+            leaves_out = "interrupted" in self.leave_out
+            remedy = "`cope-sweep run` trains what is lost" if leaves_out else "what is lost is trained again"
+            self._note(f"{number} lost files, and {remedy}: {next(iter(lost.values()))}")
         skipped = {*self.plan.done_statuses, *self.leave_out}
         self._work = _Work.of(self.plan, store, skipped, self.executor_name, self.file_text, self.submission)
         self._work.start_search(store, self.budget.max_runs)

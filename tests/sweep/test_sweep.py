@@ -221,6 +221,19 @@ def test_a_damaged_run_is_trained_again(store: Store) -> None:
     assert executor.runs == [plan.runs[0]]
 
 
+@pytest.mark.parametrize("left_out", [True, False])
+def test_the_note_of_lost_files_says_who_trains_them_again(store: Store, left_out: bool) -> None:
+    plan = plan_of()
+    start(plan, store, Scripted(store, ["finished"] * 6))
+    (store.run(plan.runs[0].run_id).path / "result.json").unlink()
+    leave_out = {"pending", "interrupted", "stopped"} if left_out else set()
+    notes: list[str] = []
+    outcome = start(
+        plan, store, Scripted(store, ["finished"]), leave_out=leave_out, callbacks=Callbacks(on_note=notes.append)
+    )
+    assert (outcome.trained, ["`cope-sweep run`" in note for note in notes]) == (not left_out, [left_out])
+
+
 def test_a_run_whose_sweep_was_killed_after_its_worker_finished_is_not_trained_again(store: Store) -> None:
     plan = plan_of()
     for run in plan.runs:
