@@ -104,6 +104,11 @@ class JobOutcome:
     message: str | None = None
     """Why Ray could not run or stop the job."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Its process has ended, if it had started: nothing trains any more."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
@@ -552,7 +557,7 @@ def start_submission(
         outcome = submit_job(
             arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id, name=submission.ablation
         )
-    if follow:
+    if follow and outcome.has_ended:
         settle_submission(store, submission.sweep_id, outcome.message)
     return outcome
 

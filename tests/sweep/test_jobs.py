@@ -26,6 +26,7 @@ from tests.helpers.fault_sweeps import write_ablation
 from tests.helpers.processes import TIMEOUT_S, free_port, until
 from tests.helpers.ray_heads import started_head
 from tests.helpers.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
+from tests.helpers.sweeps import sweep_record
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a" * 64
@@ -299,6 +300,23 @@ def test_a_job_that_cannot_be_stopped_is_reported(
     outcome = submit_job(["list"], Cluster(dashboard.url, tree))
     assert (outcome.status, outcome.exit_code) == ("RUNNING", 130)
     assert "ray job stop job-1" in str(outcome.message)
+
+
+@pytest.mark.parametrize(("stop_refusals", "status"), [(10**9, "running"), (0, "interrupted")])
+def test_a_sweep_whose_job_could_not_be_stopped_goes_on(
+    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch, stop_refusals: int, status: str
+) -> None:
+    if stop_refusals:
+        monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(jobs, "KILL_TIMEOUT_S", 0.05)
+    dashboard.statuses, dashboard.interrupt_at, dashboard.stop_refusals = ["RUNNING"], 1, stop_refusals
+    store = Store(tree.parent / "store", create=True)
+    store.write_sweep(sweep_record("job-1", status="running"))
+    submission = Submission.model_validate(
+        {"sweep_id": "job-1", "submitted_ms": 0, "ablation": "a", "data": {}, "file_text": ""}
+    )
+    assert jobs.start_submission(submission, store, Cluster(dashboard.url, tree), follow=True).exit_code == 130
+    assert store.sweep("job-1").status == status
 
 
 def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: Dashboard, tree: Path) -> None:
