@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -160,13 +158,6 @@ def experiment_note(record: SweepRecord) -> str:
     return "\n\n".join(part for part in (f"**{record.title}**", record.hypothesis.strip()) if part)
 
 
-def primary_metric(record: SweepRecord) -> tuple[str, str]:
-    """Name and goal (`min` or `max`) of the primary metric of a sweep's ablation."""
-    first = [*record.metrics, {"name": "train/loss", "goal": "min"}][0]
-    metric = next((metric for metric in record.metrics if metric["name"] == record.primary), first)
-    return metric["name"], metric["goal"]
-
-
 def sweep_points(record: SweepRecord, trained: Iterable[RunRecord]) -> list[Metric]:
     """The number of the runs that a sweep has finished, over time: a step is a second since its start.
 
@@ -180,41 +171,18 @@ def sweep_points(record: SweepRecord, trained: Iterable[RunRecord]) -> list[Metr
     return list(points.values())
 
 
-def best_row(record: SweepRecord, records: Mapping[str, RunRecord]) -> str:
-    """The best row by the mean of the primary metric over seeds, in a sentence; empty before a run is finished.
-
-    Only rows with the most finished seeds are compared: one lucky seed is not the mean of five.
-    """
-    name, goal = primary_metric(record)
-    values: dict[str, list[float]] = {}
-    seeds = Counter(run.row for run in record.runs)
-    for member in record.runs:
-        run = records.get(member.run_id)
-        value = run.value(name) if run is not None and run.status == "finished" else None
-        if value is not None:
-            values.setdefault(member.row, []).append(float(value))
-    if not values:
-        return ""
-    most = max(map(len, values.values()))
-    means = {row: fmean(found) for row, found in values.items() if len(found) == most}
-    row = (max if goal == "max" else min)(means, key=means.__getitem__)
-    number = f"{most} of {seeds[row]} seed{'s' * (seeds[row] > 1)}"
-    return f"Best row by {name}: {row} ({means[row]:.6g}, mean over {number})."
-
-
 def sweep_note(
-    record: SweepRecord, counts: Mapping[Status, int], best: str = "", linked: Mapping[str, str] = MappingProxyType({})
+    record: SweepRecord, counts: Mapping[Status, int], linked: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The note of a sweep: its progress, its best row, and links to the runs that it reused.
+    """The note of a sweep: its progress, and links to the runs that it reused.
 
     Args:
         record: The sweep.
         counts: Status → the number of its runs.
-        best: What `best_row` says.
         linked: Id of a reused run → its id in MLflow.
     """
     progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status))
-    parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}.", best, *record.notes]
+    parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}.", *record.notes]
     if linked:
         names = {run.run_id: f"{run.row} · seed {run.seed}" for run in record.runs}
         parts.append(f"{len(record.reused)} runs were trained by earlier sweeps and are listed there:")

@@ -180,7 +180,7 @@ class MLflowLogger:
                 counts = self._store.index.sweep_counts([sweep_id]).get(sweep_id, {})
                 self._log(run, tags={"mlflow.note.content": content.sweep_note(record, counts)})
             return
-        records = self._store.index.records(member.run_id for member in record.runs)
+        records = self._store.index.records((member.run_id for member in record.runs), values=False)
         trained_here = [row for row in records.values() if row.sweep_id == sweep_id]
         # If its process died, the sweep ended when it was last heard of.
         ends = [row.ended_ms or row.updated_ms or 0 for row in trained_here]
@@ -193,14 +193,15 @@ class MLflowLogger:
         ]
         self._client.log_text(run.info.run_id, record.file_text, "ablation.yaml")
         # MLflow lists runs by their sweep, with its data: any finished run has it.
-        for finished in [row for row in records.values() if row.status == "finished"][:1]:
-            spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
-            self._client.log_inputs(run.info.run_id, content.datasets(finished, spec))
+        finished = [run_id for run_id, row in records.items() if row.status == "finished"]
+        for run_id, row in self._store.index.records(finished[:1]).items():
+            spec = (self._store.run(run_id).spec or {}).get("spec", {})
+            self._client.log_inputs(run.info.run_id, content.datasets(row, spec))
         found = {run_id: self._find(run_id, "run") for run_id in record.reused[:MAX_LINKS]}
         linked = {key: each.info.run_id for key, each in found.items() if each and not _is_in_trash(each)}
         counts = Counter(row.status for row in records.values())
         counts["pending"] += len(record.runs) - len(records)
-        note_text = content.sweep_note(record, counts, content.best_row(record, records), linked)
+        note_text = content.sweep_note(record, counts, linked)
         texts = [note_text, self._log_files(run, record)]
         note = {"mlflow.note.content": "\n\n".join(filter(None, texts))}
         self._log(run, points, content.sweep_params(record), note | {f"{TAG}status": status})

@@ -70,7 +70,6 @@ def test_a_sweep_with_every_status(store, plan, uri):
     assert parent.status == "killed"
     note = parent.tags["mlflow.note.content"]
     assert "6 runs: 1 finished, 1 stopped, 1 failed, 1 running, 1 interrupted, 1 pending." in note
-    assert "Best row by in_dist/token_error: CoPE (33.3333, mean over 1 of 2 seeds)." in note
     facts = [*done.tags.values(), *(name for name in done.tags)]
     assert len(done.tags) <= 20, facts
 
@@ -124,6 +123,8 @@ def test_the_end_of_a_sweep(store, plan, uri):
     assert parent.status == "finished"
     assert parent.params["rows"] == "3"
     assert artifacts(uri, parent) == ["ablation.yaml"]
+    # Alone: a line through the metrics of different rows would look like a learning curve.
+    assert set(client_of(uri).get_run(parent.id).data.metrics) == {"runs/finished"}
     progress = history(uri, parent, "runs/finished")
     assert progress[-1].value == 6
     assert record.started_ms <= progress[-1].timestamp_ms <= record.ended_ms
@@ -144,21 +145,6 @@ def test_the_note_of_an_active_sweep_counts_its_runs_and_reads_no_results(store,
     note = sweep_of(uri, record).tags["mlflow.note.content"]
     assert "6 runs: 1 finished, 1 failed, 4 pending." in note
     assert "a node was left out" in note
-
-
-@SQLITE
-def test_the_best_row_is_best_in_the_mean_and_no_line_joins_rows(store, plan, uri):
-    """The best single seeds are of another row, and of one of which a seed is missing."""
-    record = write_sweep(store, plan)
-    values = {"CoPE": (20.0, 30.0), "a_b <c>": (1.0, 90.0), "None": (2.0,)}
-    for row in plan.rows:
-        for run, value in zip(row.runs, values[row.name], strict=False):
-            finish(store, run, {"in_dist/token_error": value})
-    record = end_sweep(store, record)
-    synced(store, uri)
-    parent = sweep_of(uri, record)
-    assert "CoPE (25, mean over 2 of 2 seeds)" in parent.tags["mlflow.note.content"]
-    assert set(client_of(uri).get_run(parent.id).data.metrics) == {"runs/finished"}
 
 
 def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, uri):
