@@ -108,10 +108,7 @@ class RunFolder:
         States of older versions have no `sweep_id`. Raises DamagedError.
         """
         state = self._document(STATE_FILE) or {}
-        # Folders outlive versions, so former names are translated whenever a file is read.
-        if "where" in state:  # the former name of the key
-            state.setdefault("worker_id", state.pop("where"))
-        if state.get("status") == "damaged":  # a status of older versions
+        if state.get("status") == "damaged":  # a status of older versions, and folders outlive versions
             state["status"] = "interrupted"
         if state and (state.get("status") not in STATUSES or not isinstance(state.get("attempt", 0), int)):
             raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run", file=str(self.path / STATE_FILE))

@@ -36,10 +36,7 @@ def token(store: Store, sweep_id: str) -> Iterator[str]:
 
 def _delete(store: Store, name: str) -> None:
     with contextlib.suppress(StoreError, OSError):
-        if not store.objects and (store.root / name).is_dir():
-            (store.root / name).rmdir()  # if it is empty
-        else:
-            store.delete(name)
+        store.delete(name)
 
 
 def left_tokens(store: Store) -> list[str]:
@@ -50,8 +47,7 @@ def left_tokens(store: Store) -> list[str]:
 
 
 def _may_be_used(store: Store, name: str, running: set[str]) -> bool:
-    sweep_id, dot, _ = name.removeprefix(f"{FOLDER}/").rpartition(".")
-    if sweep_id in running or (running and not dot):  # earlier versions named no sweep, and locked nothing
+    if name.removeprefix(f"{FOLDER}/").rpartition(".")[0] in running:
         return True
     # A sweep that was suspended, or that waits for its index, may have no lease and go on later.
     return _is_locked(store, name)

@@ -5,8 +5,7 @@
     losses                                      losses that were not reported yet
 
 The metadata hold the step, the run id, notes of the caller (JSON), state values that are not tensors, and a CRC-32 of
-all that: a disk may return other bytes than were written. Files that were written before other optimisers than AdamW
-existed name its tensors `adam/<index>/<name>`, and older files have no checksum; they can be loaded.
+all that: a disk may return other bytes than were written. Older files have no checksum; they can be loaded.
 
 The checkpoint of a finished model is another file, see `cope_sweep.model.checkpoint`.
 """
@@ -148,9 +147,7 @@ def _optimizer_states(entries: Mapping[str, Any]) -> defaultdict[int, OptimizerS
     states: defaultdict[int, OptimizerState] = defaultdict(dict)
     for name, value in entries.items():
         kind, *path = name.split("/")
-        if kind == "adam":  # the format of older files
-            path = ["0", *path]
-        if kind in ("adam", "optimizer"):
+        if kind == "optimizer":
             number, index, key = path
             states[int(number)].setdefault(int(index), {})[key] = value
     return states

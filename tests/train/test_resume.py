@@ -130,16 +130,13 @@ def trained(request):
     return trainer
 
 
-def test_files_of_the_first_format_can_be_loaded(tmp_path):
-    """They know AdamW alone, and name its state `adam/<index>/<name>`."""
+def test_older_files_without_a_checksum_can_be_loaded(tmp_path):
     trained = Trainer(tiny_run(), Runtime())
     trained.train_step()
     save_resume(tmp_path / "new", trained, {})
     with safe_open(tmp_path / "new", framework="pt") as file:
         metadata = {name: value for name, value in file.metadata().items() if name not in ("optimizer_values", "crc32")}
-    tensors = {name.replace("optimizer/0/", "adam/"): value for name, value in load_file(tmp_path / "new").items()}
-    assert any(name.startswith("adam/") for name in tensors)
-    save_file(tensors, tmp_path / "old", metadata=metadata)
+    save_file(load_file(tmp_path / "new"), tmp_path / "old", metadata=metadata)
     restored = Trainer(trained.spec, Runtime())
     load_state(tmp_path / "old", restored)
     for trainer in (trained, restored):
