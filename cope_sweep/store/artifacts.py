@@ -333,6 +333,29 @@ class RunFolder:
             own_files.catch_up(CURVE_FILE, LOG_FILE)  # `set_state` sends this machine's, which may be older
             own_files.set_state("interrupted", message="; ".join(problems.values()))
 
+    def record_failure(self, run: RunSpec, attempt: int, message: str, details: str, *, keep_recorded: bool) -> None:
+        """Record the failure of an attempt instead of its process, which may have died too early to begin it.
+
+        A result stays, and so does what a newer attempt has written. The folder is that of the sweep that has leased
+        the run: see `of_sweep`.
+
+        Args:
+            run: The run.
+            attempt: The number of the attempt, from the run's lease.
+            message: The reason, in one line.
+            details: The whole reason.
+            keep_recorded: A failure that the worker itself recorded stays.
+        """
+        with contextlib.suppress(FencedError):
+            self.repair(run)
+            own_files = AttemptWriter(self, attempt)
+            own_files.check_fence()
+            is_recorded = keep_recorded and self.last_attempt == attempt and self.status == "failed"
+            if self.result is None and not is_recorded:
+                own_files.catch_up(CURVE_FILE, LOG_FILE)
+                nobody = {"worker_id": ""} if self.last_attempt < attempt else {}  # no worker began it
+                own_files.fail(message, details, **nobody)
+
     def lost_files(self, *, checksums: bool = False) -> dict[str, str]:
         """File → what is wrong with it, of the files of a finished run: its result, and those that the result names.
 

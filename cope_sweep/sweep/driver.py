@@ -25,7 +25,6 @@ from cope_sweep.store import ENDED, Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import is_readable, read_run
 from cope_sweep.sweep.executor import Workload
-from cope_sweep.sweep.failures import record_failure
 
 WAITS_FOR_INDEX = "the index does not answer: waiting for it"
 
@@ -221,7 +220,7 @@ class Driver:
                 self.wait_again(run)
 
     def fail(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool = False) -> None:
-        """Record that a run failed, instead of its process, and end its lease: see `record_failure`.
+        """Record that a run failed, instead of its process, and end its lease: see `RunFolder.record_failure`.
 
         Raises:
             StoreError: The run's folder cannot be written.
@@ -232,7 +231,7 @@ class Driver:
     def _record_failure(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool) -> None:
         folder = self.store.run(run.run_id).of_sweep(self.leases.sweep_id)
         try:
-            record_failure(run.spec, folder, run.attempt, message, details, keep_recorded=keep_recorded)
+            folder.record_failure(run.spec, run.attempt, message, details, keep_recorded=keep_recorded)
         except OSError as error:
             path = str(folder.path)
             raise StoreError(

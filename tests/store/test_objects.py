@@ -8,7 +8,6 @@ from cope_sweep.store.errors import FencedError
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.prune import delete, waste
-from cope_sweep.sweep.failures import record_failure
 from cope_sweep.train import Runtime, train_run
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish
@@ -67,7 +66,7 @@ def test_a_failure_that_another_machine_records_keeps_log_and_curve(on_machine):
     own.log({"step": 2, "train/loss": 2.0})
     own.note("in its second attempt")
     own.set_state("running")
-    record_failure(RUN, driver, 2, "it died", "killed by signal 9", keep_recorded=False)
+    driver.record_failure(RUN, 2, "it died", "killed by signal 9", keep_recorded=False)
     assert [row["step"] for row in driver.curve()] == [1, 2]
     assert "in its second attempt" in driver.log_text()
     assert "killed by signal 9" in driver.log_text()
@@ -90,7 +89,7 @@ def test_a_lost_file_that_an_older_machine_finds_keeps_log_and_curve(on_machine)
 def test_a_failure_of_a_run_that_did_not_begin_downloads_no_resume_file(on_machine):
     train_run(RUN, on_machine("first").run(RUN.run_id), Runtime(), attempt=1, should_stop=lambda: "interrupted")
     driver = on_machine("driver").run(RUN.run_id)
-    record_failure(RUN, driver, 2, "it died", "killed by signal 9", keep_recorded=True)
+    driver.record_failure(RUN, 2, "it died", "killed by signal 9", keep_recorded=True)
     assert (driver.status, driver.last_attempt, driver.resume.exists()) == ("failed", 2, False)
     assert driver.state["worker_id"] == ""
     driver.fetch_resume()
@@ -103,7 +102,7 @@ def test_a_failure_that_the_same_machine_records_keeps_what_is_not_uploaded_yet(
     own.log({"step": 1, "train/loss": 3.0})
     own.log({"step": 2, "train/loss": 2.0})
     own.note("before it was killed")
-    record_failure(RUN, folder, 1, "it died", "killed by signal 9", keep_recorded=False)
+    folder.record_failure(RUN, 1, "it died", "killed by signal 9", keep_recorded=False)
     assert [row["step"] for row in on_machine("other").run(RUN.run_id).curve()] == [1, 2]
     assert "before it was killed" in folder.log_text()
 
@@ -115,7 +114,7 @@ def test_a_failure_of_an_older_attempt_changes_no_file_of_the_newer_one(on_machi
     newer.log({"step": 2, "train/loss": 2.0})
     newer.note("in its second attempt")
     before = [(folder.path / name).read_bytes() for name in ("curve.jsonl", "log.txt")]
-    record_failure(RUN, folder, 1, "it died", "killed by signal 9", keep_recorded=False)
+    folder.record_failure(RUN, 1, "it died", "killed by signal 9", keep_recorded=False)
     assert [(folder.path / name).read_bytes() for name in ("curve.jsonl", "log.txt")] == before
     assert folder.status == "running"
 

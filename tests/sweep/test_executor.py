@@ -13,7 +13,6 @@ from cope_sweep.errors import ClusterError
 from cope_sweep.store import Event, Lease, RunRecord, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases
-from cope_sweep.sweep.failures import record_failure
 from cope_sweep.sweep.local_executor import run_local
 from tests.helpers.errors import raises
 from tests.helpers.sweep_runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
@@ -174,7 +173,7 @@ def test_an_error_of_the_event_handler_stops_the_sweep(
 def test_nothing_replaces_a_result(store: Store) -> None:
     (run,) = seeds(1)
     Recorded(store, run).end("finished")
-    record_failure(run, store.run(run.run_id), 2, "killed", "killed", keep_recorded=False)
+    store.run(run.run_id).record_failure(run, 2, "killed", "killed", keep_recorded=False)
     assert store.run(run.run_id).status == "finished"
     assert store.run(run.run_id).state["status"] == "running"
 
@@ -183,14 +182,14 @@ def test_nothing_replaces_a_result(store: Store) -> None:
 def test_a_failure_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> None:
     (run,) = seeds(1)
     (Recorded(store, run).folder.path / damaged).write_text("{")
-    record_failure(run, store.run(run.run_id), 1, "killed", "killed by signal 9", keep_recorded=False)
+    store.run(run.run_id).record_failure(run, 1, "killed", "killed by signal 9", keep_recorded=False)
     assert store.run(run.run_id).state["message"] == "killed"
 
 
 def test_no_failure_replaces_what_a_newer_attempt_has_written(store: Store) -> None:
     (run,) = seeds(1)
     Recorded(store, run, 2)
-    record_failure(run, store.run(run.run_id), 1, "killed", "killed", keep_recorded=False)
+    store.run(run.run_id).record_failure(run, 1, "killed", "killed", keep_recorded=False)
     assert store.run(run.run_id).state["status"] == "running"
 
 
