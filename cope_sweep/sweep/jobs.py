@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
@@ -71,6 +71,8 @@ RAY_UPLOAD_LOGGERS = {
 """What logs 20 to 30 lines while Ray sends a checkout, and the level from which on they matter."""
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard counts as lost after it has not answered for this long."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -303,16 +305,7 @@ def job_outcome(address: str, job_id: str) -> JobOutcome | None:
     try:
         jobs = within(CONNECT_TIMEOUT_S, client.list_jobs)
     except (OSError, RuntimeError) as error:
-        address = redacted_url(address)
-        raise ClusterError(
-            f"the Ray dashboard at {address} does not say how job {job_id} has ended: {first_line(error)}"
-            f"{through_proxy(client.get_address())}",
-            code="dashboard_lost",
-            address=address,
-            job=job_id,
-            reason=first_line(error),
-            **proxy_data(client.get_address()),
-        ) from error
+        raise _dashboard_lost(client, job_id, error, f"does not say how job {job_id} has ended") from error
     return next((_outcome(job_id, job) for job in jobs if job.submission_id == job_id), None)
 
 
@@ -392,35 +385,47 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
 
 
 def _log(client: JobSubmissionClient, job_id: str, timeout_s: float) -> str | None:
-    """The whole log of a job. Asks again while the cluster does not answer, for `timeout_s`; then it is None."""
-    until = time.monotonic() + timeout_s
-    while True:
-        try:
-            return client.get_job_logs(job_id)
-        except (OSError, RuntimeError):
-            if time.monotonic() >= until:
-                return None
-        time.sleep(POLL_INTERVAL_S)
+    """The whole log of a job; None if the cluster has not answered for `timeout_s`."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return _asked(lambda: client.get_job_logs(job_id), timeout_s)
+    return None
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
-    """Details of a job. Asks again while the cluster does not answer; then raises ClusterError."""
-    until = time.monotonic() + ANSWER_TIMEOUT_S
+    """Details of a job. Raises ClusterError if the cluster has not answered for `ANSWER_TIMEOUT_S`."""
+    try:
+        return _asked(lambda: client.get_job_info(job_id), ANSWER_TIMEOUT_S)
+    except (OSError, RuntimeError) as error:
+        problem = f"has not answered for {ANSWER_TIMEOUT_S:.0f} s"
+        remedy = f"; job {job_id} may still be running; `ray job status`, on a node of the cluster, says whether it is"
+        raise _dashboard_lost(client, job_id, error, problem, remedy) from error
+
+
+def _asked(request: Callable[[], T], timeout_s: float) -> T:
+    """The answer to a request, which is repeated until the cluster answers; after `timeout_s` its error is raised."""
+    until = time.monotonic() + timeout_s
     while True:
         try:
-            return client.get_job_info(job_id)
-        except (OSError, RuntimeError) as error:
-            if time.monotonic() > until:
-                raise ClusterError(
-                    f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)})"
-                    f"{through_proxy(client.get_address())}; job {job_id} may still be running; `ray job status`, on a "
-                    "node of the cluster, says whether it is",
-                    code="dashboard_lost",
-                    job=job_id,
-                    reason=first_line(error),
-                    **proxy_data(client.get_address()),
-                ) from error
+            return request()
+        except (OSError, RuntimeError):
+            if time.monotonic() >= until:
+                raise
         time.sleep(POLL_INTERVAL_S)
+
+
+def _dashboard_lost(
+    client: JobSubmissionClient, job_id: str, error: Exception, problem: str, remedy: str = ""
+) -> ClusterError:
+    url, reason = client.get_address(), first_line(error)
+    address = redacted_url(url)
+    return ClusterError(
+        f"the Ray dashboard at {address} {problem}: {reason}{through_proxy(url)}{remedy}",
+        code="dashboard_lost",
+        address=address,
+        job=job_id,
+        reason=reason,
+        **proxy_data(url),
+    )
 
 
 def _stop(client: JobSubmissionClient, job_id: str) -> JobOutcome:
