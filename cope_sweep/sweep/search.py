@@ -38,15 +38,13 @@ from cope_sweep.store import ENDED, RunRecord, Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
+from cope_sweep.store.index.database import BUSY_TIMEOUT_S, on_network, sqlite_file, sqlite_url
 from cope_sweep.store.store import STUDY_FILE
 
 RUN_ID = "run_id"
 """The user attribute of a trial that has its row's id. A trial without it is not a valid row."""
 MAX_ASKS = 100
 """The number of times that the sampler is asked for a new row. After that, the space counts as used up."""
-BUSY_TIMEOUT_S = 60
-"""The time for which a writer of the file waits for another one."""
 
 logger = logging.getLogger(__name__)
 
