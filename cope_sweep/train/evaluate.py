@@ -255,8 +255,7 @@ class Evaluator:
     def _window_shares(self, split: str, context: int, stride: int, sequences: int) -> Iterator[TestShare]:
         """The worker's shares of the windows that cover as much of a test set's text as `sequences` sequences do."""
         task, runtime = self._spec.task, self._runtime
-        share = runtime.micro_batch or math.ceil(self._spec.train.batch / runtime.world_size)
-        at_once = max(1, share * task.length("train") // context)
+        at_once = max(1, runtime.at_once(self._spec.train.batch) * task.length("train") // context)
         windows = task.windows(split, context, stride)
         # The first window scores `context` tokens, each further one `stride`.
         wanted = min(1 + math.ceil(max(0, sequences * task.length(split) - context) / stride), len(windows))
@@ -301,7 +300,7 @@ class Evaluator:
         sequence. Raises ValueError where an encoding has no position for so many tokens, or the task no such sequences.
         """
         task, runtime = self._spec.task.longer(times), self._runtime
-        at_once = max(1, (runtime.micro_batch or math.ceil(self._spec.train.batch / runtime.world_size)) // times)
+        at_once = max(1, runtime.at_once(self._spec.train.batch) // times)
         size, split = at_once * runtime.world_size, task.TESTS[0]
         counts = ((start, min(size, sequences - start)) for start in range(0, sequences, size))
         own = (own_sequences(task, split, TEST_SEED, start, count, runtime) for start, count in counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import platform
 import re
 import resource
@@ -117,7 +116,6 @@ def speed_facts(trainer: Trainer, tokens_per_s: float) -> dict[str, float]:
 def machine_facts(trainer: Trainer) -> dict[str, Any]:
     """Facts of a result: size of the model, peak memory of this worker, where and with which versions it ran."""
     runtime = trainer.runtime
-    share = math.ceil(trainer.spec.train.batch / runtime.world_size)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "peak_memory_bytes": peak_bytes(runtime.device),
@@ -126,7 +124,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "attention": _attention(trainer.spec, runtime),
         "threads": runtime.threads,
         "workers": runtime.world_size,
-        "micro_batch": min(runtime.micro_batch or share, share),
+        "micro_batch": runtime.at_once(trainer.spec.train.batch),
         "checkpoint_activations": runtime.checkpoint_activations,
         "compile": runtime.compile,
         "worker_id": runtime.worker_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class Runtime:
     def autocast(self) -> torch.autocast:
         """The context in which the model computes: bfloat16 where `precision` says so."""
         return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def at_once(self, batch: int) -> int:
+        """The number of sequences of a batch that this worker's model takes in one forward pass."""
+        share = math.ceil(batch / self.world_size)
+        return min(self.micro_batch or share, share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

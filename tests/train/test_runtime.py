@@ -35,3 +35,8 @@ def test_a_process_that_flushes_subnormal_numbers_goes_on_to():
 def test_for_a_gpu_the_setting_of_the_cpu_is_left_alone():
     with Runtime(device="cuda").applied():
         assert products().all()
+
+
+@pytest.mark.parametrize(("micro_batch", "workers", "at_once"), [(None, 1, 10), (None, 3, 4), (2, 3, 2), (8, 3, 4)])
+def test_a_forward_pass_takes_no_more_than_the_share_of_a_worker(micro_batch, workers, at_once):
+    assert Runtime(micro_batch=micro_batch, world_size=workers).at_once(10) == at_once
