@@ -274,7 +274,7 @@ def test_ray_logs_nothing_while_a_folder_is_sent(dashboard: Dashboard, tree: Pat
 def test_a_refusal_that_stays_is_an_error(
     dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch, refusal: str, tries: int
 ) -> None:
-    monkeypatch.setattr(jobs, "AGENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(jobs, "AGENT_TIMEOUT_S", 1.0)
     dashboard.refusals, dashboard.refusal = 10**9, refusal
     with raises("job_refused") as error:
         submit_job(["list"], Cluster(dashboard.url, tree))
