@@ -122,8 +122,8 @@ class GetVerdict(OfAblation[Verdict]):
     """Is a row better than another one? One word, with the numbers behind it.
 
     It is by the primary metric and corrected for all rows, so that neither the metric nor the pair is chosen
-    afterwards, and there is none before all planned runs of both rows are finished. Of `too few seeds`, the answer says
-    how many more to train, and how.
+    afterwards, and there is none before all planned runs of both rows are finished and have a value. Of `too few
+    seeds`, the answer says how many more to train, and how.
     """
 
     PATH = "/ablations/{name}/verdict"

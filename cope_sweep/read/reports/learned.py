@@ -15,7 +15,7 @@ from cope_sweep.read.tables.rules import learning_metric
 
 
 def learned(model: TableModel) -> Layout | None:
-    """A line for each row with finished runs; None if no column defines `learned`, or no seed has learned its task.
+    """A line for each row with runs that have ended; None if no column defines `learned`, or no seed has learned.
 
     Rows are judged by the first such column, as in `thresholds` and heatmaps.
     """

@@ -8,12 +8,15 @@ document. The claim is
     opposite        if some pairs differ the other way, and none as claimed
     mixed           if pairs differ both ways
     not shown       if no pair differs
-    too few seeds   if no data of this number of runs could show a difference, or a row has no value because none of its
-                    seeds has learned the task
+    too few seeds   if no data of this number of runs could show a difference, or a row has no value although its runs
+                    have ended: they failed, or none has learned the task
     not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
                     (`tables.rules`), so nothing follows from the order of the rows
-    not trained     if no pair has finished runs
+    not trained     if no pair has runs that have ended
                     (if some pairs have values, the others count as pairs that do not differ)
+
+A pair with planned runs that are not finished, failed or have no value has too few seeds (`pairs.runs_without_values`):
+beside other pairs, it counts as one that does not differ.
 
 A claim may also say that rows are equivalent, or not worse, by a `margin`: the smallest difference that matters. Then a
 pair is as claimed if the 95 % interval of its difference lies within ± the margin, or does not reach beyond it on the
@@ -41,21 +44,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
-from cope_sweep.frozen import OF_LEARNED, learning_parts
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls, with_controls
 from cope_sweep.read.tables.declared import declared_text
-from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.model import Column, Comparison, MetricCell, TableModel, TableRow
-from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell, lost_text
+from cope_sweep.read.tables.model import LOST, Column, Comparison, MetricCell, TableModel, TableRow
+from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better, runs_without_values
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Summary, benjamini_hochberg, summarise
-from cope_sweep.records import RunRecord
+from cope_sweep.records import RunRecord, Status
 from cope_sweep.store.results_file import Declarations
 
 if TYPE_CHECKING:
@@ -111,9 +113,10 @@ DECLARED_NOTE = (
     "their runs started, and since which day and commit."
 )
 UNTRAINED_NOTE = (
-    "Pairs with a row that has no value (not trained yet, or no seed has learned the task) count in the correction, "
-    "and as pairs that do not differ."
+    "Pairs with a row that has no value (not trained yet, {failed}or no seed has learned the task) count in the "
+    "correction, and as pairs that do not differ."
 )
+MISSING_NOTE = "Pairs of rows with such runs have too few seeds for a verdict, and count as pairs that do not differ."
 HEADS_NOTE = (
     "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences. Its "
     "controls are the same measure, with its own choice of a head, for tokens that the claim does not name; the "
@@ -187,6 +190,11 @@ class Finding:
     """The pairs of rows that were compared; none for a claim about heads."""
     without_values: int = 0
     """Number of pairs with a row without values: none of its runs is finished, or none has learned the task."""
+    runs: frozenset[str] = frozenset()
+    """The ids of the planned runs of its rows."""
+    missing: Mapping[str, Status] = field(default_factory=dict)
+    """Those of them that a verdict lacks (`pairs.runs_without_values`), without rows that are still to be trained: run
+    id → status."""
     is_about_heads: bool = False
     says: Says = "better"
     """What the claim says of the rows called better."""
@@ -288,9 +296,9 @@ class Finding:
             return ""
         if self.is_about_heads:
             return self.reason or HEADS_NOTE
-        if self.says != "better" and self.verdict not in ("too few seeds", "not testable"):
-            return MARGIN_NOTES[self.says]
-        return VERDICT_NOTES[self.verdict]
+        of_margin = self.says != "better" and self.verdict not in ("too few seeds", "not testable")
+        meaning = MARGIN_NOTES[self.says] if of_margin else VERDICT_NOTES[self.verdict]
+        return " ".join([*_missing_notes([self]), meaning])
 
     @property
     def verdict_text(self) -> str:
@@ -416,14 +424,23 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
             ]
             if tested:
                 finding = _with_verdict(finding, claim, column, than_column, tested, len(pairs) - len(tested))
-            elif learning_parts(column.name)[0] == OF_LEARNED and any(
-                all(rows[name].counts["finished"] for name, _ in (pair.better, pair.than)) for pair in pairs
-            ):
+            elif any(all(_has_ended(rows[name]) for name, _ in (pair.better, pair.than)) for pair in pairs):
                 finding = replace(finding, verdict="too few seeds")
+            cells = [(rows[name], metric) for pair in pairs for name, metric in (pair.better, pair.than)]
+            finding = replace(
+                finding,
+                runs=frozenset(run.run_id for row, _ in cells for run, _ in row.runs),
+                missing=runs_without_values(*(cell for cell in cells if _has_ended(cell[0]))),
+            )
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
             declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
             findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))
     return tuple(findings)
+
+
+def _has_ended(row: TableRow) -> bool:
+    """Whether a run of the row is finished or has failed."""
+    return any(row.counts[status] for status in LOST)
 
 
 def _starts_ms(pairs: Iterable[tuple[TableRow, TableRow]]) -> dict[int, int]:
@@ -453,19 +470,19 @@ def _with_verdict(
         tested: A row that is called better, one that is called worse, and their test; of all pairs with values.
         without_values: The number of the other pairs.
     """
-    pairs = []
+    pairs, has_enough = [], []
     for row, other, test in tested:
         verdict = ""
-        if test.is_significant:
+        is_complete = not runs_without_values((row, column.name), (other, than_column.name))
+        if test.is_significant and is_complete:
             verdict = "better" if is_better(test.difference, column.goal) else "worse"
         comparison = Comparison(other.row, test.difference, verdict, None if math.isnan(test.p) else test.p)
         margin = claim.margin_at(other.metrics[than_column.name].summary.mean, column.scale)
         pair = Pair(row, other, row.metrics[column.name], other.metrics[than_column.name], comparison, margin)
-        pairs.append(replace(pair, outcome=_outcome(pair, claim.says)))
-    # An interval without ends says as little about equivalence as a p that cannot be small about a difference.
-    has_enough = [
-        test.is_testable if claim.says == "better" else has_interval(test.difference) for _, _, test in tested
-    ]
+        pairs.append(replace(pair, outcome=_outcome(pair, claim.says) if is_complete else ""))
+        # An interval without ends says as little about equivalence as a p that cannot be small about a difference.
+        has_test = test.is_testable if claim.says == "better" else has_interval(test.difference)
+        has_enough.append(has_test and is_complete)
     if _are_all_stuck(pairs, column, than_column):
         on_claim: ClaimVerdict = "not testable"
     elif not any(has_enough):
@@ -617,6 +634,19 @@ def claims_layout(findings: Sequence[Finding]) -> Layout:
     return Layout(headers, rows, " ".join(_claim_notes(findings)))
 
 
+def _missing_notes(findings: Iterable[Finding]) -> Iterator[str]:
+    """Sentences about the runs that the verdicts of these findings lack."""
+    runs = {run_id for finding in findings for run_id in finding.runs}
+    missing = {run_id: status for finding in findings for run_id, status in finding.missing.items()}
+    lost = sum(status in LOST for status in missing.values())
+    if lost:
+        yield f"{lost_text(lost, len(runs))}."
+    if unfinished := len(missing) - lost:
+        yield f"Not finished: {unfinished} of {len(runs)} runs."
+    if missing:
+        yield MISSING_NOTE
+
+
 def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
     """Sentences that explain the values and the verdicts of these findings."""
     about_rows = [finding for finding in findings if not finding.is_about_heads]
@@ -636,8 +666,9 @@ def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
         yield SIZE_NOTE
     if any(not math.isnan(finding.q) for finding in findings):
         yield Q_NOTE
+    yield from _missing_notes(findings)
     if any(finding.pairs and finding.without_values for finding in findings):
-        yield UNTRAINED_NOTE
+        yield UNTRAINED_NOTE.format(failed="failed, " * any(finding.missing for finding in findings))
     if any(finding.published for finding in findings):
         yield "Published values are of the paper's size and data."
     if any(finding.is_about_heads for finding in findings):

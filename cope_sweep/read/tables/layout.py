@@ -183,6 +183,10 @@ def _note(model: TableModel) -> str:
         sentences.append("(n=…): only n seeds are finished with a finite value")
     elif in_part:
         sentences.append("(n=…): only n seeds are finished")
+    if lost := {(row.row, seed) for row, _, cell in cells for seed in cell.lost}:
+        count_as = ", and k/n counts them as not learned"
+        has_learned = any(column.learned is not None for _, column, cell in cells if cell.lost)
+        sentences.append(lost_text(len(lost), sum(row.seeds for row in model.rows)) + count_as * has_learned)
     for column in model.columns:
         if learning_parts(column.name)[0] == STEPS_UNTIL:
             sentences.append(f"{column.label}: a seed that never gets there counts with all its steps")
@@ -208,6 +212,11 @@ def _note(model: TableModel) -> str:
     if sources and not model.replaced:
         sentences.append(f"Published: {', '.join(sources)}")
     return ". ".join(sentences) + "."
+
+
+def lost_text(lost: int, planned: int) -> str:
+    """What tables and claims say of runs that have lost a value (`MetricCell.lost`)."""
+    return f"Failed or without a value: {lost} of {planned} runs; means leave them out"
 
 
 def _learned_note(cells: Sequence[MetricCell]) -> str:

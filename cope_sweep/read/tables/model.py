@@ -19,7 +19,7 @@ from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.keys import is_field
 from cope_sweep.config.points import Labelled, agreeing_rows
-from cope_sweep.frozen import OF_LEARNED, SHARE_LEARNED, STEPS_UNTIL, learning_parts
+from cope_sweep.frozen import OF_LEARNED, SHARE_LEARNED, STEPS_UNTIL, is_reported, learning_parts, metric_parts
 from cope_sweep.read.numbers import (
     MAX_DECIMALS,
     MISSING,
@@ -41,7 +41,7 @@ from cope_sweep.read.tables.stats import (
     two_rows,
     with_ties,
 )
-from cope_sweep.store import STATUSES, RunRecord
+from cope_sweep.store import STATUSES, RunRecord, Status
 
 COMPARED_FACTS = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact in which finished runs of a table must agree → its name in a warning."""
@@ -59,6 +59,8 @@ LEARNING_QUANTITIES = {STEPS_UNTIL: "steps until it is learned", SHARE_LEARNED: 
 """Prefix of a metric → what it measures, whatever metric follows it."""
 STUCK = "†"
 """Follows a mean if most seeds are stuck; after their number if some are: `2/7†`."""
+LOST: tuple[Status, ...] = ("finished", "failed")
+"""The statuses of runs that have lost a value that they lack. A run that was stopped early was left out on purpose."""
 STARS = (0.05, 0.01, 0.001)
 """Largest p for one star, two and three."""
 
@@ -154,6 +156,8 @@ class MetricCell:
     """Whether this is the best mean of its group (`encoding_groups`), among the rows whose seeds are all finished."""
     values: Mapping[int, float] = field(default_factory=dict)
     """Seed → value, of the finished runs that have one."""
+    lost: tuple[int, ...] = ()
+    """Seeds whose runs have ended without the value: they failed, or it was not finite or is missing."""
     stuck: tuple[int, ...] = ()
     """Seeds that do no better than the best simple rule (`tables.rules`)."""
     rule_error: float | None = None
@@ -218,8 +222,13 @@ class MetricCell:
 
     @cached_property
     def learned(self) -> Proportion | None:
-        """The share of seeds that have learned the task; None: the column has no `learned`."""
-        return None if self.column.learned is None else Proportion(len(self.learned_seeds), len(self.values))
+        """The share of seeds that have learned the task, of those that have ended; None: the column has no `learned`.
+
+        A run that diverged has not learned it: without `lost`, an encoding that often diverges would learn every time.
+        """
+        if self.column.learned is None:
+            return None
+        return Proportion(len(self.learned_seeds), len(self.values) + len(self.lost))
 
     @property
     def learned_text(self) -> str:
@@ -280,6 +289,13 @@ class TableRow:
     def complete(self) -> bool:
         """Whether every run is finished."""
         return self.counts["finished"] == self.seeds
+
+    def without_value(self, column: str) -> Mapping[str, Status]:
+        """The runs that are not finished, or have lost their value in this column: run id → status."""
+        lost = self.metrics[column].lost
+        return {
+            run.run_id: record.status for run, record in self.runs if record.status != "finished" or run.seed in lost
+        }
 
     @cached_property
     def parameters(self) -> int | None:
@@ -492,7 +508,7 @@ def _table_row(row: Row, short: str, records: Mapping[str, RunRecord], columns: 
     return TableRow(row.name, short, row.labels, runs, cells)
 
 
-def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Column) -> MetricCell:
+def _metric_cell(row: Row, runs: Collection[tuple[RunSpec, RunRecord]], column: Column) -> MetricCell:
     values: dict[int, float] = {}
     for run, record in runs:
         value = record.value(column.name) if record.status == "finished" else None
@@ -506,8 +522,33 @@ def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Co
         summarise(values.values(), column.bounds),
         _published_value(row, column.name),
         values=values,
+        lost=_lost_seeds(runs, column, values),
         stuck=stuck,
         rule_error=rule_error,
+    )
+
+
+def _lost_seeds(
+    runs: Iterable[tuple[RunSpec, RunRecord]], column: Column, values: Mapping[int, float]
+) -> tuple[int, ...]:
+    """See `MetricCell.lost`: none in a column that the row does not have.
+
+    Where no run has a value, the task may not measure it, or an encoding has no position for so many tokens.
+    """
+    prefix, of = learning_parts(column.name)
+    parts = metric_parts(of) or (of,)
+
+    def was_not_finite(record: RunRecord) -> bool:
+        left_out = str(record.facts.get("contexts_left_out", "")).split("; ")
+        is_named = any(text.startswith(f"{part} is ") for text in left_out for part in parts)
+        return is_named or record.value(column.name) is not None  # a value that is no number
+
+    ended = [each for each in runs if each[0].seed not in values and each[1].status in LOST]
+    if not ended or not is_reported(column.name, ended[0][0].metrics):
+        return ()
+    is_measured = bool(values) and prefix != OF_LEARNED  # which only some of its runs have
+    return tuple(
+        run.seed for run, record in ended if record.status == "failed" or is_measured or was_not_finite(record)
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from cope_sweep.read.tables.model import CellKey, MetricCell, TableModel, TableRow, other_labels
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, holm
+from cope_sweep.store import Status
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,15 @@ def _shared_labels(row: TableRow, other: TableRow) -> tuple[tuple[str, str], ...
     """The labels of the task of a pair, whichever row comes first."""
     labels = set(other_labels(other))
     return tuple(label for label in other_labels(row) if label in labels)
+
+
+def runs_without_values(*cells: tuple[TableRow, str]) -> dict[str, Status]:
+    """The planned runs that are not finished, or have lost their value, of some cells (row, column): run id → status.
+
+    While a pair has such runs, it has too few seeds for a verdict: those that diverge are often the worst of their row,
+    and whoever looks while seeds arrive, and stops when p is small, finds differences where there are none.
+    """
+    return {run_id: status for row, column in cells for run_id, status in row.without_value(column).items()}
 
 
 def is_better(difference: Difference, goal: str) -> bool:

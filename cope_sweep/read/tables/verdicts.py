@@ -2,13 +2,13 @@
 
 The test is that of the table: one p for a pair of rows, by the primary metric alone, corrected for all rows that are
 compared (`comparisons`). So nobody chooses the metric afterwards, and a pair does not become significant by being asked
-about alone. There is no verdict before all planned runs of both rows are finished: whoever looks while seeds arrive,
+about alone. There is no verdict before all planned runs of both rows have a value: whoever looks while seeds arrive,
 and stops when p is small, finds differences where there are none. And seeds that are added afterwards change no verdict
 unless they were needed for one.
 
     equivalent     the whole 95 % interval lies within ± the margin
     better, worse  the corrected p is at most 5 %
-    too few seeds  no data of so many runs could be significant, or planned runs are not finished
+    too few seeds  no data of so many runs could be significant, or planned runs are not finished or have no value
     unclear        otherwise
 """
 
@@ -28,6 +28,7 @@ from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.comparisons import DESCRIPTIVE, named_row
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow
+from cope_sweep.read.tables.pairs import runs_without_values
 from cope_sweep.read.tables.results import Results
 from cope_sweep.read.tables.stats import finite, least_seeds
 from cope_sweep.store import QueryError
@@ -84,18 +85,19 @@ def _verdict(
     comparison = cell.comparison or Comparison(other.row, model.difference(cell, other_cell), DESCRIPTIVE)
     test, compared = comparison.difference, model.family_sizes[row.row]
     width = _margin(margin, other_cell)
-    unfinished = [run.run_id for each in (row, other) for run, record in each.runs if record.status != "finished"]
+    missing = runs_without_values((row, model.primary.name), (other, model.primary.name))
+    unfinished = [run_id for run_id, status in missing.items() if status != "finished"]
     needed: int | None = 0
     if math.isnan(test.p) or comparison.verdict == DESCRIPTIVE:
         needed = least_seeds(compared, is_paired=model.paired)
     word: VerdictWord = "unclear"
-    if unfinished or needed != 0:
+    if missing or needed != 0:
         word = "too few seeds"
     elif width is not None and -width <= test.ci_low and test.ci_high <= width:
         word = "equivalent"
     elif comparison.verdict in ("better", "worse"):
         word = "better" if comparison.verdict == "better" else "worse"
-    have = min(row.seeds, other.seeds) if unfinished else min(test.n)
+    have = min(row.seeds, other.seeds) if missing else min(test.n)
     more = max((needed or 0) - have, 0)
     command = _training(results, more) if unfinished or more else None
     parts = [f"{row.short} against {other.short} by {model.primary.title}: {word}"]
@@ -105,6 +107,8 @@ def _verdict(
     parts.append(f"n = {test.n[0]} pairs" if model.paired else f"n = {test.n[0]} and {test.n[1]}")
     if unfinished:
         parts.append(f"{len(unfinished)} planned runs of these rows are not finished")
+    if without := len(missing) - len(unfinished):
+        parts.append(f"{without} finished runs of these rows have no value")
     if more:
         parts.append(f"train {more} more seeds a row")
     if needed is None:

@@ -18,6 +18,8 @@ from tests.read.tables.test_table_model import FIVE, METRIC, model_of, records_o
 NEAR, FAR = FIVE[:5], FIVE[5:10]
 """Values of five seeds: p of the two is 2 / 252."""
 GRID = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}
+TWO = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}
+METRIC_AT_2 = "in_dist/token_error@2x"
 
 
 def findings_of(*values, seeds=5, claim=None, **changes):
@@ -115,6 +117,43 @@ def test_rows_of_which_no_seed_has_learned_the_task_have_runs_and_no_value(value
     records = with_learning(plan, records_of(plan, *values), None)
     (one,) = claim_findings(plan, table_model(plan, records))
     assert (one.verdict_text, hypothesis_verdict([one])) == (text, hypothesis)
+
+
+@pytest.mark.parametrize(
+    ("values", "claim", "text", "note"),
+    [
+        ([*NEAR[:4], None, *FAR], {}, "too few seeds", "Failed or without a value: 1 of 10 runs;"),  # p is 2 / 126
+        ([*NEAR, *FAR[:4]], {}, "too few seeds", "Not finished: 1 of 10 runs."),
+        ([*NEAR, *[None] * 5], {}, "too few seeds", "Failed or without a value: 5 of 10 runs;"),
+        ([*NEAR[:4], None, *NEAR], {"says": "equivalent", "margin": 1.0}, "too few seeds", "1 of 10 runs"),
+        ([*NEAR], {}, "not trained", ""),
+        ([*NEAR, *FAR], {}, "shown", ""),
+    ],
+)
+def test_a_claim_does_not_choose_the_runs_that_did_not_fail(values, claim, text, note):
+    (one,) = findings_of(*values, grid=TWO, claim={"than": {"model.position": "RoPE"}} | claim)
+    assert one.verdict_text == text
+    assert note in claims_layout([one]).note
+    assert note in one.meaning
+    assert bool(note) == ("Pairs of rows with such runs" in claims_layout([one]).note)
+
+
+def test_a_pair_with_a_run_that_failed_counts_as_one_that_does_not_differ():
+    (one,) = findings_of(*NEAR, *FAR, *FAR[:4], None)
+    assert one.verdict_text == "shown in part (1 of 2 pairs)"
+    assert "Failed or without a value: 1 of 15 runs;" in claims_layout([one]).note
+
+
+@pytest.mark.parametrize(("left_out", "lost"), [(f"{METRIC_AT_2} is nan", 10), ("2x: 16 embeddings", 0)])
+def test_rows_that_break_down_at_another_length_have_runs_and_no_value(left_out, lost):
+    """No run has a value. Unlike rows of an encoding that is too short for it, these have lost it."""
+    claim = {"text": "x", "better": {"model.position": "CoPE"}, "than": {"model.position": "RoPE"}}
+    lengths = {"if": {}, "set": {"evaluate.lengths": [2]}}
+    plan = plan_of(grid=TWO, seeds=list(range(5)), metrics=[{"name": METRIC_AT_2}], when=[lengths], claims=[claim])
+    model = model_of(plan, *NEAR, *FAR, contexts_left_out=left_out)
+    (one,) = claim_findings(plan, model)
+    assert (one.verdict, len(one.missing)) == ("too few seeds", lost)
+    assert sum(len(row.metrics[METRIC_AT_2].lost) for row in model.rows) == lost
 
 
 def test_values_of_many_rows_are_a_range():
@@ -221,7 +260,6 @@ def test_set_may_leave_out_the_rows_of_a_claim():
     assert len(expand(narrowed).rows) == 1
 
 
-TWO = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}
 SHIFTED = [value + 0.5 for value in NEAR]
 """Worse than `NEAR` by 0.5, in every arrangement that counts."""
 

@@ -56,6 +56,20 @@ def test_of_a_run_without_a_finite_value_the_note_does_not_say_that_it_is_not_fi
     assert "(n=…): only n seeds are finished." in texts[1]
 
 
+def test_a_run_that_failed_has_not_learned_its_task():
+    metric = {"name": "in_dist/token_error", "learned": 2.0}
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}, seeds=[0, 1, 2], metrics=[metric])
+    model = model_of(plan, 1.0, None, None, None, 3.0)
+    cope, rope = (row.metrics["in_dist/token_error"] for row in model.rows)
+    assert (cope.lost, cope.learned_text.split()[0], cope.text) == ((1, 2), "1/3", "1.00")
+    assert (rope.lost, rope.learned_text.split()[0]) == ((0,), "0/2"), "the third run is not finished"
+    assert (
+        "Failed or without a value: 3 of 6 runs; means leave them out, and k/n counts them as not learned"
+        in layout(model).note
+    )
+    assert "Failed" not in layout(model_of(plan, 1.0, 2.0)).note
+
+
 def test_an_interval_of_percentages_ends_at_100_printed():
     plan = plan_of(seeds=[0, 1, 2], metrics=[{"name": "in_dist/token_error", "unit": "%", "scale": 100}])
     cell = model_of(plan, 0.9, 1.0, 1.0).rows[0].metrics["in_dist/token_error"]

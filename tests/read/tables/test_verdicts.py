@@ -85,6 +85,16 @@ def test_a_failed_run_is_not_left_out_of_a_verdict(store):
     assert ask(plan, store).verdict == "too few seeds"
 
 
+def test_a_finished_run_without_a_value_is_not_left_out_either(store):
+    plan = three_rows(6)
+    errors = {"CoPE": spread(1, 6), "a_b <c>": spread(50, 6), "None": spread(20, 6)}
+    trained(store, plan, errors, unfinished={("CoPE", 0)})
+    finish(store, plan.rows[0].runs[0], {"dense/loss": 1.0})
+    found = ask(plan, store)
+    assert (found.verdict, found.unfinished, found.more_seeds, found.n) == ("too few seeds", 0, 0, (5, 6))
+    assert "1 finished runs of these rows have no value" in found.text
+
+
 def test_without_runs(store):
     found = ask(three_rows(5), store)
     assert (found.verdict, found.difference, found.p, found.unfinished) == ("too few seeds", None, None, 10)
