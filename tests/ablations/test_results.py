@@ -126,10 +126,15 @@ def _values(runs, name):
 
 
 def _steps_until(report, runs, name):
-    """The first step at which a metric is learned, of each run, from the file of curves; all steps if it never is."""
+    """The first step at which a metric is learned, of each run that has evaluated it, from the file of curves.
+
+    All steps, if it never is.
+    """
     curves = pd.read_parquet((report.store.root / file_name(report.plan)).with_suffix(".curves.parquet"))
     (limit,) = (metric.learned for metric in report.plan.ablation.content.metrics if metric.name == name)
-    learned = curves[(curves["metric"] == name) & (curves["value"] <= limit)].groupby("run_id")["step"].min()
+    evaluated = curves[curves["metric"] == name]
+    learned = evaluated[evaluated["value"] <= limit].groupby("run_id")["step"].min()
+    runs = runs[runs["run_id"].isin(evaluated["run_id"])]
     return runs["run_id"].map(learned).fillna(runs["train.steps"].astype(float)).astype(float)
 
 

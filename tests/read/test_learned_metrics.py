@@ -40,6 +40,19 @@ def test_steps_until_a_metric_is_learned_are_read_from_the_curve(store):
     assert STEPS not in run_frame(PLAN, results.records, store), "it is computed again by whoever reads the file"
 
 
+def test_a_run_without_evaluations_has_no_steps_until_it_learned(store):
+    """It is not one that never learned."""
+    learns, unknown = PLAN.runs
+    finish_with(store, learns, [9.0, 2.0, 1.0])
+    folder = begin(store, unknown)
+    folder.log({"step": 1, "train/loss": 1.0})
+    folder.finish({"in_dist/token_error": 1.0}, {"steps": 1})
+    end(store, folder)
+    (row,) = Table.of(read_results(PLAN, store)).model.rows
+    assert row.metrics[STEPS].values == {0: 2}
+    assert row.metrics[STEPS].lost == (1,)
+
+
 OTHER = "sparse/token_error"
 SHARE, OF_LEARNED = "share_learned/in_dist/token_error", f"of_learned/{OTHER}"
 

@@ -11,7 +11,8 @@ import pandas as pd
 from cope_sweep.read.numbers import integer
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel
-from cope_sweep.read.tables.rules import has_learned, learning_metric, stuck_from
+from cope_sweep.read.tables.results import first_learned
+from cope_sweep.read.tables.rules import learning_metric, stuck_from
 from cope_sweep.read.tables.stats import LEVEL
 
 RESAMPLES = 9_999
@@ -67,10 +68,12 @@ def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, floa
 
     A run whose error is at least its value in `limits` (run id → error) is stuck: it has not learned the task.
     """
-    logged = curves[curves["metric"] == column.name]
-    is_learned = has_learned(column, logged["value"], logged["run_id"].map(limits).astype("float64"))
-    steps = logged["step"].where(is_learned, math.inf).groupby(logged["run_id"]).min()
-    return {str(run_id): float(step) for run_id, step in steps.items()}
+    steps = {}
+    for run_id, logged in curves[curves["metric"] == column.name].groupby("run_id"):
+        first = first_learned(zip(logged["step"], logged["value"], strict=True), column, limits[str(run_id)])
+        if first is not None:
+            steps[str(run_id)] = float(first)
+    return steps
 
 
 def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -78,7 +79,8 @@ def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> di
     """The records with the metrics of finished runs that depend on whether they have learned the task (`rules`).
 
     Steps until a metric is learned are read from the learning curve: those of the first evaluation at which it is. A
-    run that never gets there counts with all its steps. Raises StoreError.
+    run that never gets there counts with all its steps. One whose curve is lost, or has no evaluation, has no value.
+    Raises StoreError.
     """
     columns = {metric.name: metric for metric in plan.ablation.content.metrics}
     wanted = {name: learning_parts(name) for name in columns if learning_parts(name)[0]}
@@ -92,8 +94,8 @@ def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> di
         values: dict[str, float | None] = {}
         for name, (prefix, of) in wanted.items():
             if prefix == STEPS_UNTIL:
-                with suppress(DamagedError):  # without its curve, the run has no such value
-                    values[name] = _first_learned(store.run(run.run_id).curve(), columns[of], run)
+                with suppress(DamagedError):
+                    values[name] = _steps_until(store.run(run.run_id).curve(), columns[of], run)
             elif prefix == SHARE_LEARNED:
                 values[name] = _share_learned(record, columns[of], run)
             elif first is not None and _share_learned(record, first, run):
@@ -109,13 +111,23 @@ def _share_learned(record: RunRecord, metric: Metric, run: RunSpec) -> float | N
     return None if value is None else 100.0 * has_learned(metric, value, stuck_from(least_rule_error(run, metric)))
 
 
-def _first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, run: RunSpec) -> float:
-    limit = stuck_from(least_rule_error(run, metric))
-    for point in curve:
-        value = metric_value(point, metric.name)
-        if value is not None and has_learned(metric, value, limit):
-            return point["step"]
-    return run.train.steps
+def _steps_until(curve: Iterable[Mapping[str, float]], metric: Metric, run: RunSpec) -> float | None:
+    measured = ((point["step"], metric_value(point, metric.name)) for point in curve)
+    points = [(step, value) for step, value in measured if value is not None]
+    first = first_learned(points, metric, stuck_from(least_rule_error(run, metric)))
+    return None if first is None else min(first, run.train.steps)
+
+
+def first_learned(points: Iterable[tuple[float, float]], metric: Metric, limit: float) -> float | None:
+    """The first step at which a run has learned a metric; infinite if it never has, None if it was never evaluated.
+
+    Args:
+        points: The evaluations of the run: step, value.
+        metric: The metric, or a column.
+        limit: The smallest error with which the run is stuck (`rules.stuck_from`).
+    """
+    steps = [step if has_learned(metric, value, limit) else math.inf for step, value in points]
+    return min(steps, default=None)
 
 
 def setting(row: Row, key: str) -> Any:
