@@ -120,7 +120,8 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, cache: CurveCache
 def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None) -> CurvesOfRuns:
     """A metric of several runs, each reduced to at most `points` points; None: all points.
 
-    A run with an unreadable curve has no points. Raises QueryError for a metric that none of the runs has logged.
+    A run with an unreadable curve has no points. Raises QueryError for a metric that none of the runs has logged, and
+    that is not computed from such metrics.
     """
     logged: dict[str, None] = {}
     series = []
@@ -129,13 +130,13 @@ def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None
         logged |= dict.fromkeys(key for point in curve for key in point if key not in ("step", TIME_KEY))
         started_ms = (readable(partial(getattr, folder, "spec")) or {}).get("created_ms")
         all_points = [
-            (int(point["step"]), _seconds(point.get(TIME_KEY), started_ms), finite(point[metric]))
+            (int(point["step"]), _seconds(point.get(TIME_KEY), started_ms), finite(value))
             for point in curve
-            if metric in point
+            if (value := metric_value(point, metric)) is not None
         ]
         kept = all_points if points is None else downsample(all_points, points)
         series.append(RunCurve(run_id=folder.run_id, points=kept))
-    if metric not in logged and logged:
+    if logged and not any(each.points for each in series):
         raise _unknown_metric(metric, list(logged), "these runs")
     return CurvesOfRuns(metric=metric, series=series)
 

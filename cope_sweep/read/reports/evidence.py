@@ -28,7 +28,7 @@ from cope_sweep.read.figures.available import (
 )
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
-from cope_sweep.read.reports.files import result_files, run_frame, write_files
+from cope_sweep.read.reports.files import check_keeps, locked, result_files, run_frame, write_files
 from cope_sweep.read.reports.heads import claimed_figures, claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.reports.learned import learned
@@ -53,7 +53,7 @@ from cope_sweep.read.tables.model import TASK, TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.read.tables.rules import learning_metric
 from cope_sweep.read.tables.table import sorted_by
-from cope_sweep.store import STATUSES
+from cope_sweep.store import STATUSES, ParquetStore
 
 MOST_COMMANDS = 3
 """The most commands that are not folded."""
@@ -398,8 +398,15 @@ def report_file(results: Results, question: GetReport, figure_url: Callable[[str
 
 
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
-    """Write the files of a report to a folder, see `write_files`. Raises OSError."""
-    return write_files(folder, report.files())
+    """Write the files of a report to a folder, see `write_files`.
+
+    Raises NotFinishedError if the folder has finished runs of the plan that the report lacks: see `check_keeps`. Runs
+    that are no longer planned are replaced. Raises OSError.
+    """
+    files = report.files()
+    with locked(folder):
+        check_keeps(ParquetStore(folder), report.results, report.heads)
+        return write_files(folder, files)
 
 
 def _report_figure(results: Results, declared: Declared) -> ReportFigure:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pandas as pd
 from cope_sweep.config import Plan
 from cope_sweep.errors import NotFinishedError
 from cope_sweep.frozen import learning_parts, metric_parts
-from cope_sweep.read.reports.heads import measured_heads
+from cope_sweep.read.reports.heads import claimed_figures_by_run, measured_heads
 from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.frames import plan_frame
@@ -148,12 +149,12 @@ def copy_runs(results: Results, target: ParquetStore) -> Copied:
     Raises NotFinishedError if there is no finished run, and if a finished run of the folder is not in the plan: it
     would be lost. Raises OSError.
     """
-    with _locked(target.root):
+    with locked(target.root):
         return _copy_runs(results, target)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a folder, which is made if it is missing. It goes again if the block raises and has written nothing."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,6 +171,35 @@ def _locked(folder: Path) -> Iterator[None]:
         raise
     finally:
         os.close(descriptor)
+
+
+def check_keeps(folder: ParquetStore, results: Results, heads: pd.DataFrame) -> None:
+    """Raise NotFinishedError if files of these results and measures of heads would lose some that a folder has.
+
+    These are finished runs of the plan that the results lack, and measures of heads that are claimed, but cannot be
+    measured again: the checkpoints of their runs were pruned. A damaged file is replaced.
+    """
+    plan, there = results.plan, folder.kept(results.plan)
+    finished = {run_id for run_id, record in results.records.items() if record.status == "finished"}
+    lost: set[str] = set()
+    if there:
+        with suppress(NotFinishedError):
+            kept = {run_id for run_id, record in there.records.items() if record.status == "finished"}
+            lost |= (kept & results.records.keys()) - finished
+            measured = set() if there.heads is None else set(there.heads["run_id"].to_pylist())
+            lost |= (measured & claimed_figures_by_run(results).keys()) - set(heads["run_id"])
+    if lost:
+        arguments, name = plan.ablation.cli_args, shlex.quote(str(folder.root))
+        raise NotFinishedError(
+            f"{file_name(plan)} has {len(lost)} finished runs of {arguments}, or measures of their heads, that "
+            f"{results.place} lacks, and that would be lost; bring them together with `cope-sweep store copy "
+            f"{arguments} --to {name}`, then write the report with `cope-sweep report {arguments} --store {name} "
+            f"--out {name}`",
+            code="lost_runs",
+            file=file_name(plan),
+            ablation=plan.name,
+            runs=len(lost),
+        )
 
 
 def _copy_runs(results: Results, target: ParquetStore) -> Copied:

@@ -1,5 +1,6 @@
 """The evidence of an ablation: its files, their content, and what is missing."""
 
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -155,6 +156,10 @@ def test_measures_of_heads_are_copied_with_their_runs(tmp_path, monkeypatch):
     assert report.findings
     (missing,) = report.missing
     assert missing.startswith("maps: "), "no checkpoint to draw them, and no picture was kept"
+    shutil.rmtree(store.run(run.run_id).path / "checkpoint")
+    one_seed = expand(with_overrides(plan.ablation, assignments=["seeds=[1]"]))
+    with raises("lost_runs", file="copying.parquet", ablation="copying", runs=1):  # its heads cannot be measured again
+        write_evidence(evidence(read_results(one_seed, store)), target.root)
 
 
 def test_a_copy_adds_runs_and_loses_none(tmp_path):
@@ -172,6 +177,23 @@ def test_a_copy_adds_runs_and_loses_none(tmp_path):
     with raises("stale_report", file="copying.parquet", ablation="copying"):
         copy_runs(read_results(fewer, store), target)
     assert (target.root / "copying.parquet").read_bytes() == before
+
+
+def test_a_report_replaces_no_finished_run_that_its_store_lacks(tmp_path):
+    plan, fewer = (plan_of(seeds=list(range(seeds))) for seeds in (2, 1))
+    whole, part = (Store(tmp_path / name, create=True) for name in ("whole", "part"))
+    finished_runs(plan, whole)
+    finished_runs(fewer, part)
+    paths = write_evidence(evidence(read_results(plan, whole)), tmp_path / "out")
+    before = [path.read_bytes() for path in paths]
+    with raises("lost_runs", file="copying.parquet", ablation="copying", runs=3):
+        write_evidence(evidence(read_results(plan, part)), tmp_path / "out")
+    assert [path.read_bytes() for path in paths] == before
+    write_evidence(evidence(read_results(fewer, part)), tmp_path / "out")  # runs that are no longer planned
+    assert len(ParquetStore(tmp_path / "out").kept(fewer).records) == 3
+    (tmp_path / "out" / "copying.parquet").write_bytes(b"damaged")
+    write_evidence(evidence(read_results(plan, whole)), tmp_path / "out")
+    assert len(ParquetStore(tmp_path / "out").kept(plan).records) == 6
 
 
 def test_files(store, tmp_path):
