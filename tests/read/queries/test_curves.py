@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from cope_sweep.api.ablations import GetCurves
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import curves
-from cope_sweep.read.queries.curves import CurveCache, downsample, plan_curves
+from cope_sweep.read.queries.curves import CurveCache, curves_of_runs, downsample, plan_curves
 from cope_sweep.store import RunFolder, Store
 from tests.config.test_expand import BASE
+from tests.helpers.errors import raises
 from tests.helpers.finished_runs import begin
 from tests.helpers.sweeps import end
 
@@ -74,6 +75,18 @@ def test_pages_have_all_rows_of_an_ablation(big):
     assert {page.total for page in found} == {5}
     points = {each.run_id: each.points for row in whole.rows for each in row.series}
     assert points == {run.run_id: [(1, float(i))] if i < 8 else [] for i, run in enumerate(ids_of(plan))}
+
+
+def test_curves_of_runs_have_metrics_that_are_computed_from_logged_ones(big):
+    plan, store = big
+    folder = begin(store, ids_of(plan)[0])
+    folder.log({"step": 1, "validation/perplexity": 4.0, "test/perplexity": 9.0})
+    folder.log({"step": 2, "test/perplexity": 9.0})  # one of the two is missing
+    end(store, folder)
+    (series,) = curves_of_runs([folder], "validation_and_test/perplexity", None).series
+    assert [(step, value) for step, _, value in series.points] == [(1, pytest.approx(6.0))]
+    with raises("unknown_metric", metric="validation_and_test/loss"):
+        curves_of_runs([folder], "validation_and_test/loss", None)
 
 
 def test_a_page_ends_where_it_has_many_begun_runs(big, monkeypatch):
