@@ -11,6 +11,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from cope_sweep.read.numbers import p_text
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings
@@ -187,7 +188,7 @@ def copying():
 beside RoPE or a short convolution it errs on {most} at most. CARoPE errs on \
 {many[f"Selective copy · CARoPE, {dense}"]} and {many[f"Selective copy · CARoPE, {sparse}"]} of the tokens, Selective RoPE on {many[f"Selective copy · Selective RoPE, {dense}"]} and \
 {many[f"Selective copy · Selective RoPE, {sparse}"]}; MapFormer copies with most seeds, and all others err on {others[0]} and {others[1]} or more (encodings of the distance: p = \
-{max(found.p for found in of_shares):.3f}). CoPE does not copy more tokens than in training: of twice as many [{few["Selective copy · p_max full, in_dist/token_error@2x"]}]({few.link}) are wrong.
+{p_text(max(found.p for found in of_shares))}). CoPE does not copy more tokens than in training: of twice as many [{few["Selective copy · p_max full, in_dist/token_error@2x"]}]({few.link}) are wrong.
 """
 
 
@@ -207,7 +208,7 @@ def flip_flop():
 {flip.first_finding.p:.1g}, {flip.seeds} seeds). [Tuned alike]({tuned.link}), {tuned.seeds} fresh seeds, that CoPE is better than RoPE is **not shown**: {tuned[f"CoPE, {sparse}"]} and \
 {tuned[f"RoPE, {sparse}"]} (p = {tuned.first_finding.p:.2f}), absolute positions {tuned[f"Absolute, {sparse}"]}, CoPE with 16 positions {tuned[f"CoPE, 16 positions, {sparse}"]}. Absolute positions \
 learn it with {absolute.seeds} seeds, CoPE and RoPE with {cope.seeds}, FoX with {fox.seeds}, and these make no error. [At the paper's size]({paper.link}): \
-{paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {paper.first_finding.p:.3f}, {paper.seeds} seeds, two of them added after a \
+{paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {p_text(paper.first_finding.p)}, {paper.seeds} seeds, two of them added after a \
 look at three); published are 4.9, 20.3 and 21.7 %.
 """
 
@@ -225,8 +226,8 @@ def longer_flip_flop():
     return f"""\
 - **Sequences 16 times as long** ([Flip-Flop, tuned alike]({many.link})): stick-breaking {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, FoX \
 {many[f"Flip-Flop · FoX, {far}"]}; CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, with a position for every token \
-{many[f"Flip-Flop · CoPE, {far}"]} (p = {of_tuned.p:.3f}, {many.seeds} seeds). With [one recipe]({one_recipe.link}), with which all seeds learn it, \
-{one_recipe[f"CoPE, 16 positions, {far}"]} and {one_recipe[f"CoPE, {far}"]} (p = {of_recipe.p:.3f}, {one_recipe.seeds} seeds).
+{many[f"Flip-Flop · CoPE, {far}"]} (p = {p_text(of_tuned.p)}, {many.seeds} seeds). With [one recipe]({one_recipe.link}), with which all seeds learn it, \
+{one_recipe[f"CoPE, 16 positions, {far}"]} and {one_recipe[f"CoPE, {far}"]} (p = {p_text(of_recipe.p)}, {one_recipe.seeds} seeds).
 """
 
 
@@ -255,7 +256,7 @@ def counting():
     assert {*of_rope} == {""}
     return f"""\
 - **Counting** with more passes than in training: with [one recipe]({count.link}) CoPE errs on {count[f"CoPE · 1, {longer}"]}, RoPE on {count[f"RoPE · 1, {longer}"]}, absolute \
-and the best relative positions on {count[f"Absolute · 1, {longer}"]} and {count[f"Relative, not divided · 1, {longer}"]} (against these two p = {count.first_finding.p:.3f}, {count.seeds} seeds). [Tuned alike]({many.link}), {many.seeds} fresh seeds, that it is better than RoPE is **not \
+and the best relative positions on {count[f"Absolute · 1, {longer}"]} and {count[f"Relative, not divided · 1, {longer}"]} (against these two p = {p_text(count.first_finding.p)}, {count.seeds} seeds). [Tuned alike]({many.link}), {many.seeds} fresh seeds, that it is better than RoPE is **not \
 shown**: {many[f"Counting · CoPE, {longer}"]} and {many[f"Counting · RoPE, {longer}"]}, FoX {many[f"Counting · FoX, {longer}"]}, CoPE with 16 positions {many[f"Counting · CoPE, 16 positions, {longer}"]}.
 """
 
