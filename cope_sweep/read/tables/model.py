@@ -504,11 +504,12 @@ def _warnings_of_choices(plan: Plan) -> Iterable[str]:
 
 def _table_row(row: Row, short: str, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
     runs = tuple((run, records[run.run_id]) for run in row.runs)
-    cells = {column.name: _metric_cell(row, runs, column) for column in columns}
+    cells = {column.name: metric_cell(row, runs, column) for column in columns}
     return TableRow(row.name, short, row.labels, runs, cells)
 
 
-def _metric_cell(row: Row, runs: Collection[tuple[RunSpec, RunRecord]], column: Column) -> MetricCell:
+def metric_cell(row: Row, runs: Collection[tuple[RunSpec, RunRecord]], column: Column) -> MetricCell:
+    """A metric of a row, from its runs and their records."""
     values: dict[int, float] = {}
     for run, record in runs:
         value = record.value(column.name) if record.status == "finished" else None

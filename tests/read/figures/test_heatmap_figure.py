@@ -10,7 +10,7 @@ from cope_sweep.read.figures.available import declared_figures, draw_declared, d
 from cope_sweep.read.tables import read_results
 from tests.helpers.errors import raises
 from tests.helpers.figure_files import made, svg_texts
-from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.finished_runs import fail, finish, plan_of
 
 COPIED, DENSE, ACCURATE = "in_dist/token_error", "dense/token_error", "sparse/token_error"
 TEXT = """\
@@ -99,6 +99,29 @@ def test_the_column_of_the_task_itself_has_the_seeds_that_learned_it(plan, store
     texts = svg_texts(figure.render("svg"))
     assert (texts.count("2/2"), texts.count("1/2")) == (3, 1)
     assert not figure.frame["grey"].any(), "half of the seeds have learned"
+
+
+def test_a_run_that_failed_has_not_learned_its_task(plan, store):
+    for row in plan.rows:
+        for run in row.runs:
+            if run.seed and row.labels["model.position"] == "B":
+                fail(store, run)
+            else:
+                finish(store, run, {COPIED: 0.5, DENSE: 1.0})
+    figure = draw_declared(read_results(plan, store), declared_figures(plan)[0])
+    texts = svg_texts(figure.render("svg"))
+    assert (texts.count("2/2"), texts.count("1/2")) == (3, 1)
+    assert by_cell(figure, "n")["B", "8", "fewer"] == 1
+
+
+def test_a_column_may_be_computed_from_metrics_of_the_runs(tmp_path, store):
+    text = TEXT.replace("dense/token_error", "dense_and_sparse/token_error")
+    (tmp_path / "grid.yaml").write_text(text)
+    plan = expand(load_ablation(tmp_path / "grid.yaml"))
+    for run in plan.runs:
+        finish(store, run, {COPIED: 0.5, DENSE: 10.0, ACCURATE: 20.0})
+    figure = draw_declared(read_results(plan, store), declared_figures(plan)[0])
+    assert by_cell(figure, "mean")["A", "16", "fewer"] == 15.0
 
 
 def test_means_that_differ_by_rounding_share_their_ranks(plan, store):

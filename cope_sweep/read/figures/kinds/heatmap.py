@@ -89,6 +89,7 @@ class Heatmap(FigureKind):
     def check(self, planned: Planned) -> None:
         """Also refuses columns of a value that the axis does not have, or of a metric that no run has."""
         from cope_sweep.config.explain import suggest
+        from cope_sweep.frozen import is_reported
 
         labels = planned.labels(self.panels)
         metrics = list(dict.fromkeys(name for run in planned.runs for name in run.metrics))
@@ -97,7 +98,7 @@ class Heatmap(FigureKind):
                 message = f"{self.panels} has no value {group!r}" + suggest(group, labels)
                 raise planned.error(("columns", group), message, "unknown_value", value=group, allowed=labels)
             for name in columns:
-                if name not in metrics:
+                if not any(is_reported(name, run.metrics) for run in planned.runs):
                     raise planned.no_metric(("columns", group, name), planned.runs, name, metrics)
         super().check(planned)
 
@@ -125,19 +126,19 @@ class Heatmap(FigureKind):
             for group in groups
         }
         return HeatmapData(
-            frame=heatmap_frame(plan, rows, runs, panels, groups), groups=groups, names=names, titles=titles,
+            frame=heatmap_frame(results, rows, runs, panels, groups), groups=groups, names=names, titles=titles,
             learning=_learning_column(plan), colours=self.colours, decimals=self.decimals, caption=self.caption,
         )  # fmt: skip
 
 
 def heatmap_frame(
-    plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, panels: str | None, groups: Groups
+    results: Results, rows: Sequence[Row], runs: pd.DataFrame, panels: str | None, groups: Groups
 ) -> pd.DataFrame:
     """One line per cell with a finished run, sorted by mean rank:
 
     row              labels on all axes except `panels`
     group, column, metric
-    n, seeds         number of finished runs with a value, and of planned ones
+    n, seeds         number of finished runs with a value, and of planned ones; where `learned` is, n has lost ones too
     mean, std        over the n runs
     learned          the number of seeds that have learned the task; only in the column that says so
     grey             whether most of the row's seeds have not learned the task; not in the column that says so
@@ -149,9 +150,10 @@ def heatmap_frame(
 
     from cope_sweep.read.figures.metrics import metric_title
     from cope_sweep.read.tables import summarise
-    from cope_sweep.read.tables.model import row_label, varying_axes
+    from cope_sweep.read.tables.model import metric_cell, row_label, varying_axes
     from cope_sweep.read.tables.stats import with_ties
 
+    plan = results.plan
     keys = [key for key in varying_axes(plan.axes, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
     learning_column = _learning_column(plan)
@@ -164,15 +166,20 @@ def heatmap_frame(
         for row in members:
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
-            learned, unlearned = _learned(row, finished, learning_column)
+            learned = None
+            if learning_column is not None:
+                of_runs = [(run, results.records[run.run_id]) for run in row.runs]
+                learned = metric_cell(row, of_runs, learning_column).learned
             for metric, title in columns.items():
                 summary = summarise(finished[metric].astype("float64") if metric in finished else [])
                 if summary.n:
+                    counted = learned if metric == learning else None
                     lines.append({
-                        "row": name, "group": group, "column": title, "metric": metric, "n": summary.n,
-                        "seeds": len(row.runs), "mean": summary.mean, "std": summary.std,
-                        "learned": learned if metric == learning else math.nan,
-                        "grey": unlearned > learned and metric != learning,
+                        "row": name, "group": group, "column": title, "metric": metric,
+                        "n": summary.n if counted is None else counted.n, "seeds": len(row.runs),
+                        "mean": summary.mean, "std": summary.std,
+                        "learned": math.nan if counted is None else counted.k,
+                        "grey": learned is not None and counted is None and 2 * learned.k < learned.n,
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
@@ -195,18 +202,6 @@ def _learning_column(plan: Plan) -> Column | None:
     from cope_sweep.read.tables.rules import learning_metric
 
     return learning_metric(map(column_of, plan.ablation.content.metrics))
-
-
-def _learned(row: Row, runs: pd.DataFrame, metric: Column | None) -> tuple[int, int]:
-    """The numbers of a row's seeds that have learned the task, and that have not, by a metric; as in tables."""
-    from cope_sweep.read.tables.rules import has_learned, least_rule_error, stuck_from
-
-    if metric is None or metric.name not in runs:
-        return 0, 0
-    values = runs[metric.name].dropna().astype("float64")
-    limit = stuck_from(least_rule_error(row.runs[0], metric)) if len(values) else math.inf
-    learned = int(has_learned(metric, values, limit).sum())
-    return learned, len(values) - learned
 
 
 @dataclass(frozen=True, kw_only=True)
