@@ -1,26 +1,16 @@
 """The published numbers of ablation files are those of the paper's tables, and belong to the right rows."""
 
-from functools import lru_cache
-from pathlib import Path
-
 import pytest
 
-from cope_sweep.config import Plan, expand, load_ablation, parameter_count
+from cope_sweep.config import parameter_count
 from tests.ablations import paper
-from tests.helpers.shipped import shipped_files
+from tests.ablations.test_ablation_plans import NAMES, plan
 
-ABLATIONS = Path(__file__).parents[2] / "ablations"
-NAMES = [path.stem for path in shipped_files()]
 ERRORS = ("in_dist/sequence_error", "dense/sequence_error", "sparse/sequence_error")
 PERPLEXITIES = ("facts.parameters", "validation/perplexity", "test/perplexity")
 PASSES = ("in_dist/token_error", "longer/token_error", "shorter/token_error")
 SEP_KEYS = 130_744_576
 """With tables that layers share. The paper's 130.8 M fits a table per layer, 130,789,632."""
-
-
-@lru_cache
-def plan(name: str) -> Plan:
-    return expand(load_ablation(ABLATIONS / f"{name}.yaml"))
 
 
 def published(name: str) -> dict[tuple[str, ...], dict[str, paper.Cell]]:

@@ -2,17 +2,14 @@
 
 import math
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from cope_sweep.config import RunSpec, expand, load_ablation, with_overrides
+from cope_sweep.config import RunSpec
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
-from tests.helpers.shipped import shipped_files
+from tests.ablations.test_ablation_plans import NAMES, plan, scales
 
-ABLATIONS = Path(__file__).parents[2] / "ablations"
-NAMES = [path.stem for path in shipped_files()]
 SOURCE = '''"""A module of many."""
 
 
@@ -29,8 +26,7 @@ def configurations() -> dict[str, list[tuple[str, RunSpec]]]:
     found: dict[str, list[tuple[str, RunSpec]]] = {}
     known = set()
     for name in NAMES:
-        loaded = load_ablation(ABLATIONS / f"{name}.yaml")
-        rows = expand(with_overrides(loaded, scale="small")).rows if "small" in loaded.content.scales else ()
+        rows = plan(name, "small").rows if "small" in scales(name) else ()
         found[name] = []
         for row in rows:
             run = row.runs[0]
