@@ -3,9 +3,9 @@
 With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: an exact test
 of `stats`, with p corrected by Holm's method for all rows that are compared with the same row. A pair of rows that a
 claim compares, by whatever metric, has the p of the claims (`pairs`) instead. A row is `better` or `worse` if the
-corrected p is at most 5 %; otherwise there is `no significant difference`. If no data could bring the corrected p so
-low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
-difference without a verdict.
+corrected p is at most 5 %; otherwise there is `no significant difference`. A comparison is `descriptive`, a difference
+without a verdict, for all other metrics; if no data could bring the corrected p so low, because there are too few seeds
+for so many rows; and while planned runs of the pair are not finished or have no value (`pairs.runs_without_values`).
 
 With the paper, at its scale, a cell
 
@@ -55,7 +55,14 @@ from cope_sweep.read.tables.model import (
     table_model,
     varying_axes,
 )
-from cope_sweep.read.tables.pairs import PairTest, claim_families, claim_tests, corrected, is_better
+from cope_sweep.read.tables.pairs import (
+    PairTest,
+    claim_families,
+    claim_tests,
+    corrected,
+    is_better,
+    runs_without_values,
+)
 from cope_sweep.read.tables.row_names import axis_of_label, find_axis, named_rows
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, t_quantile, t_tail
 from cope_sweep.store import QueryError, RunRecord
@@ -405,20 +412,23 @@ def _compare_rows(
         difference_rule: The beginning of the rule.
     """
     comparisons: dict[CellKey, Comparison] = {}
+    rows = {row.row: row for row in model.rows}
     claimed_sizes = {frozenset(pair): len(family) for family in claim_families(model) for pair in family}
     family_sizes: dict[str, int] = {}
     of_claims = claim_tests(model)
     tested_claims: dict[CellKey, PairTest] = {}
     secondary: dict[str, dict[CellKey, Difference | None]] = {}  # by reference; those of the tested column
 
-    def compare(key: CellKey, against: str, test: PairTest, goal: str) -> None:
+    def compare(key: CellKey, other_key: CellKey, test: PairTest, goal: str) -> None:
         verdict = DESCRIPTIVE
-        if not math.isnan(test.p) and test.is_testable:
+        cells = [(rows[name], column) for name, column in (key, other_key)]
+        if not math.isnan(test.p) and test.is_testable and not runs_without_values(*cells):
+            goal = rows[key[0]].metrics[key[1]].column.goal
             verdict = verdicts[0] if is_better(test.difference, goal) else verdicts[1]
             if not test.is_significant:
                 verdict = SAME
         p = None if math.isnan(test.p) else test.p
-        comparisons[key] = Comparison(against, test.difference, verdict, p)
+        comparisons[key] = Comparison(label or other_key[0], test.difference, verdict, p)
 
     for row in model.rows:
         for column in model.columns:
@@ -431,7 +441,7 @@ def _compare_rows(
                 if column is tested_column:
                     family_sizes[row.row] = size
                 if (test := of_claims.get((key, other_key))) is not None:
-                    compare(key, label or other.row, test, column.goal)
+                    compare(key, other_key, test, column.goal)
                     if not math.isnan(test.p):
                         tested_claims[key] = test
                 continue
@@ -444,7 +454,7 @@ def _compare_rows(
         family_sizes |= {name: len(differences) for name, _ in differences}
         for key, test in zip(differences, corrected(list(differences.values())), strict=True):
             if test is not None:
-                compare(key, label or other_name, test, tested_column.goal)
+                compare(key, (other_name, tested_column.name), test, tested_column.goal)
     in_column = [test for (_, name), test in tested_claims.items() if name == tested_column.name]
     rule = ""
     if in_column:

@@ -363,6 +363,16 @@ def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
 
 
+@pytest.mark.parametrize("lost", [(None,), ()])
+def test_a_pair_with_a_planned_run_without_a_value_has_no_verdict(lost):
+    """It failed, or is not finished. The others would do: p is 1 / 126."""
+    grid = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *FIVE[:5], *FIVE[5:9], *lost), "CoPE")
+    found = model.rows[1].metrics["in_dist/token_error"].comparison
+    assert (found.verdict, found.p_adjusted) == ("descriptive", pytest.approx(1 / 126))
+    assert "Too few seeds for a test against CoPE: RoPE." in model.answer
+
+
 def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
     metrics = [
         {"name": "in_dist/token_error", "unit": "%"},
