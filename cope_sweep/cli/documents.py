@@ -353,9 +353,12 @@ def figure(
 ) -> None:
     from cope_sweep.cli.files import find_run_id, open_queries
     from cope_sweep.read.figures.available import available_figures, inches
+    from cope_sweep.read.queries import check_no_values
 
     queries = open_queries(store, index, ablations)
-    name = find_run_id(queries, ablation)
+    if Path(ablation).is_dir():
+        check_no_values(scale, sets, "leave it out beside a folder")
+    name = find_run_id(queries, ablation, scale, sets)
     selected: dict[str, Any] = {"metric": metric, "x": x, "panels": panels, "row": row, "log": log}
     selects = any(value not in (None, []) for value in selected.values())
     of_maps_alone = {
@@ -373,7 +376,7 @@ def figure(
     if of_heads:
         wanted = ["maps"]
         # Of an ablation, rows and seed choose the run.
-        of_runs = {"kind": kind if kind != "maps" else None, "row": row, "scale": scale, "set": sets, "seed": seed}
+        of_runs = {"kind": kind if kind != "maps" else None, "row": row, "seed": seed}
         of_tables = {"metric": metric, "x": x, "panels": panels, "log": log} | (of_runs if is_checkpoint else {})
         without_effect = [f"--{option}" for option, value in of_tables.items() if value not in (None, [])]
         _check_options(name, wanted, output, without_effect, "has no effect on maps of heads; leave it out")

@@ -118,14 +118,14 @@ def open_queries(store: str, index: str | None, ablations: Path, *, committed: b
     return Queries(opened, NamedFiles(ablations))
 
 
-def find_run_id(queries: Queries, text: str) -> str:
-    """The id of the one run whose id begins with these digits; the text itself if it names a file or an ablation.
+def find_run_id(queries: Queries, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
+    """The id of the run that a text names (`Queries.run_id`); the text itself if it names a file or an ablation.
 
-    Raises QueryError where several runs begin with them.
+    Raises the errors of `Queries.run_id`.
     """
     if Path(text).exists() or text in ablation_files(queries.files.folder):
         return text
-    return queries.run_id(text)
+    return queries.run_id(text, scale, sets)
 
 
 def find_one_run(queries: Queries, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:

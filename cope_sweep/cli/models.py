@@ -167,8 +167,10 @@ def _checkpoint(named: str, queries: Queries, scale: str | None, sets: Sequence[
     Raises UserError.
     """
     from cope_sweep.cli.files import find_checkpoint, find_one_run
+    from cope_sweep.read.queries import check_no_values
 
     if Path(named).exists():
+        check_no_values(scale, sets, "leave it out beside a folder")
         return Path(named)
     return find_checkpoint(queries.store, find_one_run(queries, named, scale, sets))
 

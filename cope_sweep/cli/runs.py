@@ -93,7 +93,7 @@ def status(
     Example: `cope-sweep status 95199d1142de555d`
     """
     from cope_sweep.cli.files import find_run_id, open_queries
-    from cope_sweep.read.queries import plan_cost
+    from cope_sweep.read.queries import check_no_values, plan_cost
     from cope_sweep.store import SWEEP_ID
     from cope_sweep.store.artifacts import RUN_ID
     from cope_sweep.store.index import IndexUnavailable
@@ -102,12 +102,14 @@ def status(
     with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
         queries.store.end_expired()
     if target is None:
+        check_no_values(scale, sets, "name it")
         _show_sweeps(queries, as_json=as_json)
         return
-    name = find_run_id(queries, target)
+    name = find_run_id(queries, target, scale, sets)
     if RUN_ID.fullmatch(name):
         _show_run(queries, name, as_json=as_json)
     elif SWEEP_ID.fullmatch(name):
+        check_no_values(scale, sets)
         _show_sweep(queries, name, as_json=as_json)
     else:
         planned = queries.planned(name, scale, sets)

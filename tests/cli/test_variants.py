@@ -72,7 +72,9 @@ def test_the_values_choose_the_runs_of_rows(varied):
     assert comparison["finished"] == [1, 1]
     one_id = varied.json("diff", comparison["left"], "tiny/none", *SET)
     assert (one_id["left"], one_id["right"]) == (comparison["left"], comparison["right"])
-    assert varied.json("logs", "tiny/CoPE", *SET)["run_id"] == comparison["left"]
+    for command in ("logs", "status"):
+        assert varied.json(command, "tiny/CoPE", *SET)["run_id"] == comparison["left"]
+    assert varied("figure", "tiny/CoPE", "--format", "csv", *SET)[0]
     for words in (("diff", "tiny/CoPE", "tiny/none"), ("logs", "tiny/CoPE")):
         varied.refuses("not_finished", *words)
         assert "add --set train.steps=5" in varied(*words, code=2)[1].replace("\n", " ")
@@ -85,6 +87,8 @@ def test_values_beside_an_id_are_refused(varied):
     (sweep,) = varied.json("status")
     for words in (
         ("diff", run_id, other), ("logs", run_id), ("logs", sweep["sweep_id"]), ("perplexity", run_id, "--tokens", "1 2"),
+        ("status",), ("status", run_id), ("status", sweep["sweep_id"]), ("figure", run_id), ("figure", "store"),
+        ("perplexity", "store", "--tokens", "1 2"),
     ):  # fmt: skip
         varied.refuses("set_of_no_ablation", *words, *SET)
         varied.refuses("scale_of_no_ablation", *words, "--scale", "small", scale="small")
