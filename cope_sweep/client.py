@@ -253,7 +253,10 @@ class Client:
         content = self._ask(GetTable, name=name, format=chosen, **options)
         if format is not None:
             return content
-        return pd.read_csv(io.BytesIO(content)) if runs else _table_frame(content.decode())
+        if not runs:
+            return _table_frame(content.decode())
+        # A row can be called None or NA; only an empty cell has no value. A run's id can look like a number.
+        return pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], dtype={"run_id": str})
 
     def mlflow_page(self, name: str) -> str | None:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""

@@ -184,6 +184,15 @@ def test_texts_of_a_table_are_those_of_its_markdown() -> None:
     assert client.table("mine", compare="CoPE").loc[("CoPE_1", "better"), "p"] == "0.1"
 
 
+def test_texts_of_runs_stay_texts() -> None:
+    runs = "row,run_id,step,loss\nNone,0000000000001e10,1,0.5\nNA,0123456789012345,2,\n"
+    client, _ = scripted(lambda _: httpx.Response(200, text=runs, headers={"content-type": "text/csv; charset=utf-8"}))
+    frame = client.table("mine", runs=True)
+    assert frame["row"].tolist() == ["None", "NA"]
+    assert frame["run_id"].tolist() == ["0000000000001e10", "0123456789012345"]
+    assert frame["loss"].isna().tolist() == [False, True]
+
+
 @pytest.mark.slow
 def test_notebooks_show_figures_and_reports(client: Client) -> None:
     figure = client.figure("tiny", "curves")
