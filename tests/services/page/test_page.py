@@ -24,7 +24,7 @@ from tests.helpers.finished_runs import finish
 from tests.helpers.finished_runs import stop as stop_early
 from tests.helpers.sample_store import API, SEARCHED, SampleStore, serving
 from tests.helpers.scripted_cluster import scripted_cluster
-from tests.helpers.sweeps import end_sweep, stop, write_sweep
+from tests.helpers.sweeps import end_sweep, members, stop, write_sweep
 from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor, accessibility, short_ids
 
@@ -913,6 +913,15 @@ def test_a_sweep_shows_the_curves_of_the_loss_and_of_the_primary_metric(visitor:
     titles = [each.split("\n")[0] for each in page.locator(".multiples figcaption").all_inner_texts()]
     assert titles == ["train/loss", "In-dist. (%)"]
     assert page.locator(".legend button").all_inner_texts() == ["CoPE", "Absolute", "RoPE"]
+
+
+def test_a_sweep_shows_no_curves_of_other_runs_of_its_rows(visitor: Visitor, site: Site) -> None:
+    """The file was changed since: its rows have other runs."""
+    cope, absolute, _ = members(site.curves)
+    earlier = absolute.model_copy(update={"run_id": site.sample.ids[1]})
+    record = end_sweep(site.sample.store, write_sweep(site.sample.store, site.curves, runs=[cope, earlier]))
+    page = visitor.open(f"sweeps/{record.sweep_id}", "section:has(#curves) .uplot canvas")
+    assert page.locator(".legend button").all_inner_texts() == ["CoPE"]
 
 
 def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:

@@ -38,7 +38,7 @@ const named = (metrics, titles) => metrics.map((name) => [name, titles.has(name)
 function rowPages(curves, offset) {
   if (!offset && curves.next === null) return null;
   const to = (from) => () => change({ from: from || null });
-  const shown = curves.rows.length ? `Rows ${integer(offset + 1)} to ${integer(offset + curves.rows.length)}` : "No rows";
+  const shown = offset < curves.total ? `Rows ${integer(offset + 1)} to ${integer(curves.next ?? curves.total)}` : "No rows";
   return h("div", { class: "bar", role: "group", "aria-label": "Rows shown" },
     h("span", { class: "note" }, `${shown} of ${integer(curves.total)}`),
     h("button", { type: "button", disabled: !offset, "data-key": "rows before", onclick: to(Math.max(0, offset - ROWS)) }, "Rows before"),
@@ -53,10 +53,17 @@ export function learningCurves(container) {
 
   return {
     close: panels.close,
-    /** `before`: metrics that are drawn before the primary one until others are chosen, if runs have logged them. */
-    async refresh({ name, scale, sets, detail, chosen, params, before = [] }) {
-      const load = (metric) =>
-        get(at(["ablations", name, "curves"], { scale, set: sets, metric, offset: params.get("from"), limit: ROWS }));
+    /**
+     * `before`: metrics that are drawn before the primary one until others are chosen, if runs have logged them. `only`: the
+     * ids of the runs that are drawn.
+     */
+    async refresh({ name, scale, sets, detail, chosen, params, before = [], only }) {
+      async function load(metric) {
+        const found = await get(at(["ablations", name, "curves"], { scale, set: sets, metric, offset: params.get("from"), limit: ROWS }));
+        if (!only) return found;
+        const rows = found.rows.map((row) => ({ ...row, series: row.series.filter((each) => only.has(each.run_id)) }));
+        return { ...found, rows: rows.filter((row) => row.series.length) };
+      }
       const asked = chosenMetrics(params);
       const primary = asked.length ? null : await load(null);
       // A metric that was evaluated once, at the end, is no curve: the loss is, which every run logs.
@@ -64,6 +71,12 @@ export function learningCurves(container) {
       const first = isCurve ? before : [LOSS];
       const others = primary ? first.filter((metric) => primary.metrics.includes(metric)) : asked;
       const answers = [...(await Promise.all(others.map(load))), ...(primary && (isCurve || !others.length) ? [primary] : [])];
+      const [shown] = answers;
+      const pager = rowPages(shown, +(params.get("from") ?? 0));
+      if (!shown.rows.length && !pager) {
+        replace(container);
+        return;
+      }
       if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));
       const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric)));
       let [settings, problem] = [chosenCurves(params), null];
@@ -72,7 +85,6 @@ export function learningCurves(container) {
         settings = { ...settings, by: "step", zoom: null };
         return grouped(false);
       });
-      const [shown] = answers;
       const names = groups[0].map((group) => group.name);
       const isCut = !chosen.length && names.length > MOST_DRAWN;
       const visible = isCut ? names.slice(0, MOST_DRAWN) : chosen;
@@ -84,7 +96,7 @@ export function learningCurves(container) {
         ["from", ...CHOICES].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
-      replace(pages, rowPages(shown, +(params.get("from") ?? 0)));
+      replace(pages, pager);
       const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
       const charts = answers.map(({ metric }, i) => ({ metric, title: titles.get(metric) ?? metric, groups: groups[i] }));
       panels.draw({ metrics: named(shown.metrics, titles), charts, settings, chosen: visible });

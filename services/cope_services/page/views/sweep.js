@@ -105,7 +105,7 @@ export function sweep(root, id) {
     }
   }
 
-  /** The loss and the primary metric of its rows, as the ablation's page draws them. */
+  /** The loss and the primary metric of its runs, as the ablation's page draws them. */
   async function drawCurves({ ablation: name, scale, sets, metrics, members: runs }, params) {
     if (!runs.some((run) => run.step)) return;
     const titles = metrics.map((each) => ({ ...each, title: `${each.label ?? each.name}${each.unit ? ` (${each.unit})` : ""}` }));
@@ -113,7 +113,8 @@ export function sweep(root, id) {
     const asked = params.getAll("row").filter((row) => rows.includes(row));
     const chosen = asked.length ? asked : rows;
     // The ablation may be gone, or have other rows by now: its sweep is shown all the same.
-    await plot.refresh({ name, scale, sets, detail: { metrics: titles }, before: ["train/loss"], chosen, params }).catch(() => replace(curves));
+    const only = new Set(runs.map((run) => run.run_id)); // the ablation's rows of these names may have other runs by now
+    await plot.refresh({ name, scale, sets, detail: { metrics: titles }, before: ["train/loss"], chosen, params, only }).catch(() => replace(curves));
   }
 
   function drawHead(found) {
