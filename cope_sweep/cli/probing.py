@@ -29,6 +29,7 @@ def score_checkpoint(
 ) -> dict[str, Any]:
     """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
     predictor = Predictor.load(folder)
+    context = predictor.window(context, stride, is_text=isinstance(text_or_tokens, str))
     if isinstance(text_or_tokens, str) and predictor.reads_text:
         return asdict(predictor.text_perplexity(text_or_tokens, context=context, stride=stride))
     if isinstance(text_or_tokens, str):

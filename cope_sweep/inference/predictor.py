@@ -78,6 +78,13 @@ class Predictor:
         """Tokens in the longest sequence of the training task; a whole window has one more, which is only predicted."""
         return self.run.task.context
 
+    def window(self, context: int | None, stride: int | None, *, is_text: bool) -> int | None:
+        """Tokens of a window if somebody asks for `context` and `stride`; None: whole sequences.
+
+        Without a context, texts are read in windows as in training, and so are token ids with a stride.
+        """
+        return context or (self.context if is_text or stride else None)
+
     @cached_property
     def longest_read(self) -> int:
         """Tokens that the model reads at most when it generates: one more than the context, if each encoding can."""

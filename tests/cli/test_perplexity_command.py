@@ -73,6 +73,14 @@ def test_a_text_of_labels(trained, run_id):
     trained.refuses("nothing_scored", "perplexity", run_id, "--text", "0 _ 3 >")
 
 
+def test_a_text_of_labels_is_read_in_windows_as_in_training(trained, run_id):
+    """As by the service. Of the longest sequences, the model reads two tokens to copy, four blanks, the marker, a copy."""
+    text = " ".join(["0 _ 3 > 0 3"] * 3)
+    by_default = trained.json("perplexity", run_id, "--text", text)
+    assert by_default == trained.json("perplexity", run_id, "--text", text, "--context", "8")
+    assert by_default["nll_sum"] != trained.json("perplexity", run_id, "--text", text, "--context", "17")["nll_sum"]
+
+
 def test_a_text_file(text_shell):
     measured = text_shell.json("perplexity", text_shell.run_id, "--file", "data/wiki.test.tokens")
     text = (text_shell.folder / "data" / "wiki.test.tokens").read_bytes()

@@ -71,7 +71,7 @@ async def measure(predictors: Predictors, predictor: Predictor, request: Perplex
     Raises the errors of `compare`.
     """
     batcher = predictors.batcher
-    context = request.context or (predictor.context if request.stride or request.text is not None else None)
+    context = predictor.window(request.context, request.stride, is_text=request.text is not None)
     # For a few tokens, a thread would cost more than the work.
     is_small = request.text is None and sum(map(len, request.tokens or ())) <= SMALL_TOKENS
     prepare = _run_here if is_small else batcher.prepare
