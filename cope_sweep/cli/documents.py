@@ -53,6 +53,8 @@ from cope_sweep.cli.options import (
     JsonOpt,
     OutputOpt,
     StoreOpt,
+    check_one_source,
+    conflict,
     read_text_options,
 )
 from cope_sweep.cli.output import (
@@ -136,10 +138,8 @@ def table(
 
     queries = open_queries(store, index, ablations, committed=committed)
     if as_json and file_format not in (None, "json"):
-        raise UserError(
-            f"--json is --format json; leave out one of --json and --format {file_format}",
-            code="conflicting_options",
-            options=["--json", "--format"],
+        raise conflict(
+            f"--json is --format json; leave out one of --json and --format {file_format}", "--json", "--format"
         )
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
@@ -229,10 +229,8 @@ def report(
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
     if output is not None or file_format is not None:
-        raise UserError(
-            "--out chooses its own formats; leave out --format and --output",
-            code="conflicting_options",
-            options=["--out", "--format", "--output"],
+        raise conflict(
+            "--out chooses its own formats; leave out --format and --output", "--out", "--format", "--output"
         )
     from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
 
@@ -407,10 +405,10 @@ def figure(
         maps = Figure("maps", data.title, data, wanted_size, style)
     if output is None and chosen == "csv" and len(wanted) == 1:
         if as_json:
-            raise UserError(
+            raise conflict(
                 "--format csv prints the data themselves; leave out --json, or name a file with --output",
-                code="conflicting_options",
-                options=["--json", "--format"],
+                "--json",
+                "--format",
             )
         save(None, chosen, partial(write, figure=wanted[0]))
         return
@@ -451,12 +449,7 @@ def _check_options(
 
 def _typed_text(text: str | None, file: Path | None, split: str | None) -> str | None:
     """The text to draw; None: a sequence of a split. Raises UserError for several of them."""
-    if (text, file, split).count(None) < 2:
-        raise UserError(
-            "--text, --file and --split all name tokens; give only one of them",
-            code="conflicting_options",
-            options=["--text", "--file", "--split"],
-        )
+    check_one_source(text=text, file=file, split=split)
     return None if text is None and file is None else read_text_options(text, file)
 
 

@@ -21,6 +21,7 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     StoreOpt,
+    check_one_source,
     read_text_options,
     token_ids,
 )
@@ -80,13 +81,9 @@ def perplexity(
     Example: `cope-sweep perplexity quickstart/CoPE --text "_ 3 _ 7 > 3 7"`
     """
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
-    if is_text and (tokens or (text is not None and file is not None)):
-        raise UserError(
-            "give one of --text, --file and --tokens",
-            code="conflicting_options",
-            options=["--text", "--file", "--tokens"],
-        )
-    if not is_text and (context is not None or stride is not None):
+    if is_text:
+        check_one_source(text=text, file=file, tokens=tokens)
+    elif (context, stride) != (None, None):
         raise UserError(
             "--context and --stride need a text: give --text, or --file notes.txt",
             code="missing_option",
@@ -275,12 +272,7 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html -o probe.npz`
     """
-    if (tokens, text, file, split).count(None) < 3:
-        raise UserError(
-            "--tokens, --text, --file and --split all name tokens; give only one of them",
-            code="conflicting_options",
-            options=["--tokens", "--text", "--file", "--split"],
-        )
+    check_one_source(tokens=tokens, text=text, file=file, split=split)
     from cope_sweep.cli.files import open_queries
 
     ids = None if tokens is None else token_ids(tokens)

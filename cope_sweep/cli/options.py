@@ -147,6 +147,21 @@ CheckpointArg = Annotated[
 ]
 FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
 
+# -- options that do not go together -----------------------------------------------------------------------------------
+
+
+def conflict(message: str, *options: str) -> UserError:
+    """The error of options, such as `--json`, that exclude one another."""
+    return UserError(message, code="conflicting_options", options=list(options))
+
+
+def check_one_source(**sources: object) -> None:
+    """Raise UserError if several of the options with these names, which all name tokens, have a value."""
+    if sum(value not in (None, []) for value in sources.values()) > 1:
+        *flags, last = (f"--{name}" for name in sources)
+        raise conflict(f"{', '.join(flags)} and {last} all name tokens; give only one of them", *flags, last)
+
+
 # -- texts of options --------------------------------------------------------------------------------------------------
 
 

@@ -16,9 +16,9 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     StoreOpt,
+    conflict,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
-from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import MISSING, significant
 
 if TYPE_CHECKING:
@@ -203,11 +203,7 @@ def best(
     Example: `cope-sweep best encodings_tuning --scale small --yaml`
     """
     if as_yaml and as_json:
-        raise UserError(
-            "--yaml and --json both set the format; leave one out",
-            code="conflicting_options",
-            options=["--yaml", "--json"],
-        )
+        raise conflict("--yaml and --json both set the format; leave one out", "--yaml", "--json")
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables.best import rank_rows, yaml_of_best
     from cope_sweep.store.index.database import sqlite_url

@@ -46,6 +46,7 @@ from cope_sweep.cli.options import (
     JsonOpt,
     RunStatus,
     StoreOpt,
+    conflict,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, save, sweep_counts, with_columns
 from cope_sweep.errors import NotFoundError, UserError
@@ -365,10 +366,8 @@ def _export(
 ) -> None:
     """Write all matching runs, or their curves, to a file or standard output, a few at a time."""
     if as_json and output is None:
-        raise UserError(
-            "--format prints the runs themselves; leave out --json, or name a file with --output",
-            code="conflicting_options",
-            options=["--json", "--format"],
+        raise conflict(
+            "--format prints the runs themselves; leave out --json, or name a file with --output", "--json", "--format"
         )
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
@@ -435,11 +434,7 @@ def logs(
     Example: `cope-sweep logs 20261124-101500-3f`
     """
     if as_json and follow:
-        raise UserError(
-            "--json is one document; leave out --follow",
-            code="conflicting_options",
-            options=["--json", "--follow"],
-        )
+        raise conflict("--json is one document; leave out --follow", "--json", "--follow")
     from cope_sweep.cli.files import find_one_run, open_queries
     from cope_sweep.read.queries import check_no_values
     from cope_sweep.store import SWEEP_ID

@@ -28,6 +28,7 @@ from cope_sweep.cli.options import (
     Rows,
     StoreOpt,
     TimeBudgetOpt,
+    conflict,
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
@@ -139,11 +140,8 @@ def retry(
 
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
     if is_sweep and (failed or stopped or sets or scale or rows):
-        raise UserError(
-            "a sweep is finished as it was submitted; leave out --failed, --stopped, --set, --scale and --rows",
-            code="conflicting_options",
-            options=["--failed", "--stopped", "--set", "--scale", "--rows"],
-        )
+        flags = ("--failed", "--stopped", "--set", "--scale", "--rows")
+        raise conflict(f"a sweep is finished as it was submitted; leave out {', '.join(flags)}", *flags)
     if not (is_sweep or failed or stopped):
         raise UserError(
             "choose the runs to train again: --failed, --stopped, or both", code="missing_option", option="--failed"
@@ -227,18 +225,14 @@ def submit(
     limits = _limits(time_budget, max_runs, max_failures)
     cluster_options = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
     if server and cluster_options and _is_on_command_line(context, "server"):
-        raise UserError(
+        raise conflict(
             f"{cluster_options[0]} is for a cluster, but --server {server} is a service; leave out one of them",
-            code="conflicting_options",
-            options=[cluster_options[0], "--server"],
+            cluster_options[0],
+            "--server",
         )
     if server and not cluster_options:
         if rows:
-            raise UserError(
-                "a service trains all rows of an ablation; leave out --rows",
-                code="conflicting_options",
-                options=["--rows", "--server"],
-            )
+            raise conflict("a service trains all rows of an ablation; leave out --rows", "--rows", "--server")
         from cope_sweep.cli.service import submit_to_service
 
         submit_to_service(server, ablation, scale, sets, limits, follow=follow, as_json=as_json)
