@@ -67,5 +67,8 @@ export function ago(ms) {
 /** 1 run, 12 runs. */
 export const plural = (n, one, many = `${one}s`) => `${integer(n)} ${n === 1 ? one : many}`;
 
+/** Whether a text has all words of a search, in whichever order. */
+export const hasWords = (text, search) => search.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word));
+
 /** A value of a configuration as text. */
 export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));

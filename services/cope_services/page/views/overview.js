@@ -3,12 +3,12 @@
 import { at, get } from "../api.js";
 import { extent } from "../axes.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
-import { ago, moment, number, plural, withMinus } from "../format.js";
+import { ago, hasWords, moment, number, plural, withMinus } from "../format.js";
 import { change, link } from "../route.js";
 import { askedSize, begun, isActive, progress, scaleName, setsText, sizeParams, sizes, summary, sweepSummary, total } from "../status.js";
 import { primaryOf } from "../values.js";
 import { claimsTable } from "./claims.js";
-import { verdictText } from "./results_table.js";
+import { bestFirst, groupsOf, verdictText } from "./results_table.js";
 import { askField } from "./tried.js";
 
 const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
@@ -56,15 +56,20 @@ function shownOf(claims) {
 
 const BEST = 3; // rows on a card
 
-/** The best rows of a table by the primary metric, with their verdicts. */
-function bestRows({ metrics, rows }) {
+/** The best rows of a table by the primary metric, with their verdicts: of a table in groups, the best of each. */
+function bestRows({ metrics, rows, axes, against }) {
   const metric = primaryOf(metrics);
-  const sign = metric.goal === "min" ? 1 : -1;
-  const found = rows.map((row) => ({ row: row.row, ...row.metrics[metric.name] })).filter((each) => each.n);
-  const best = found.sort((a, b) => sign * (a.mean - b.mean)).slice(0, BEST);
-  return best.length > 0 && h("dl", { class: "leaders", "aria-label": `The best rows by ${metric.title}` },
-    h("dt", {}, metric.title), h("dd", {}, found.length > BEST && h("small", {}, `best of ${plural(found.length, "row")}`)),
-    best.flatMap((each) => [h("dt", {}, each.row), h("dd", {}, h("b", {}, withMinus(each.text)), " ", h("small", {}, verdictText(each.comparison)))]),
+  const groups = groupsOf({ rows, axes }, against)
+    .map(([, group]) => bestFirst(group.filter((row) => row.metrics[metric.name].n), metrics))
+    .filter((group) => group.length);
+  const all = groups.length > 1 ? groups.map(([first]) => first) : groups.flat();
+  const what = groups.length > 1 ? `best of each ${Object.values(axes)[0]}` : all.length > BEST && `best of ${plural(all.length, "row")}`;
+  return all.length > 0 && h("dl", { class: "leaders", "aria-label": `The best rows by ${metric.title}` },
+    h("dt", {}, metric.title), h("dd", {}, what && h("small", {}, what, all.length > BEST && groups.length > 1 && `: ${BEST} of ${all.length}`)),
+    all.slice(0, BEST).flatMap((row) => {
+      const { text, comparison } = row.metrics[metric.name];
+      return [h("dt", {}, row.row), h("dd", {}, h("b", {}, withMinus(text)), " ", h("small", {}, verdictText(comparison)))];
+    }),
   );
 }
 
@@ -101,9 +106,10 @@ async function resultsOf(ablation) {
   const counts = sizes(ablation).find((each) => each.scale === scale && JSON.stringify(each.sets) === JSON.stringify(sets))?.counts ?? {};
   const [table, curves, claims] = await Promise.all([
     counts.finished
-      ? get(at(["ablations", ablation.name], own)).then(({ reference }) =>
-          get(at(["ablations", ablation.name, "table"], { ...own, format: "json", compare: reference })),
-        )
+      ? get(at(["ablations", ablation.name], own)).then(async ({ reference }) => {
+          const found = await get(at(["ablations", ablation.name, "table"], { ...own, format: "json", compare: reference }));
+          return { ...found, against: reference ?? "" };
+        })
       : null,
     counts.running ? lossesOf(["ablations", ablation.name, "curves"], { ...own, limit: MOST_CURVES }) : null,
     get(at("claims", { ablation: ablation.name, ...own })),
@@ -145,12 +151,6 @@ function shipped(ablation) {
 const order = (a, b) =>
   (b.newest_ms ?? 0) - (a.newest_ms ?? 0) || (isTrained(b) ? 1 : 0) - (isTrained(a) ? 1 : 0) || a.name.localeCompare(b.name);
 
-/** Whether all words are in the name, title or table of the paper of an ablation. */
-function matches({ name, title, reproduces }, words) {
-  const text = [name, title, reproduces].join(" ").toLowerCase();
-  return words.every((word) => text.includes(word));
-}
-
 const BEYOND = "Beyond the paper";
 
 /** The claims by the table or figure of the paper: [["Table 2", claims], …]; those of the project last. */
@@ -189,13 +189,13 @@ export function overview(root) {
   let started = false;
 
   /** The verdicts that come with the files: a line for each table of the paper, which opens. */
-  async function drawClaims(words) {
+  async function drawClaims(query) {
     const found = await get(at("claims", { committed: true }));
     const names = new Set(found.map((each) => each.ablation));
-    part("claims", JSON.stringify([found, words]), () =>
+    part("claims", JSON.stringify([found, query]), () =>
       replace(
         claims,
-        found.length > 0 && !words.length && section(
+        found.length > 0 && !query && section(
           "Results of this repository",
           { id: "claims" },
           h("p", { class: "note" },
@@ -223,14 +223,14 @@ export function overview(root) {
       if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search, ask), active, mine, claims, library);
       started = true;
       if (document.activeElement !== search) search.value = params.get("q") ?? "";
-      const words = (params.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-      const sorted = ablations.filter((each) => matches(each, words)).sort(order);
+      const query = (params.get("q") ?? "").trim();
+      const sorted = ablations.filter(({ name, title, reproduces }) => hasWords([name, title, reproduces].join(" "), query)).sort(order);
       const [first, rest] = [sorted.filter(isOwn), sorted.filter((each) => !isOwn(each))];
       const cards = first.filter((each) => !each.error && isTrained(each)).slice(0, CARDS);
       // A card without its results is better than none: what is wrong stands on the page of the ablation.
       const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
       const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
-      part("list", JSON.stringify([words, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+      part("list", JSON.stringify([query, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
         ask.hidden = !finished.total; // nothing was tried yet
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         replace(
@@ -240,7 +240,7 @@ export function overview(root) {
               "There are no ablation files. Write one into the folder that `cope-sweep serve --ablations` names; this page shows it at once.",
             ),
           ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
-          !finished.total && !cards.length && !words.length && ablations.length > 0 && WELCOME,
+          !finished.total && !cards.length && !query && ablations.length > 0 && WELCOME,
           first.length > 0 && section("Your ablations", { id: "own" },
             h("ul", { class: "ablations" },
               first.map((each) => own(each, results.get(each.name))),
@@ -262,7 +262,7 @@ export function overview(root) {
           ),
         ),
       );
-      await drawClaims(words);
+      await drawClaims(query);
     },
   };
 }

@@ -2,7 +2,7 @@
 // Cells come with their texts: nothing is rounded here.
 
 import { empty, h, replace, scrolling, searchField, section, select } from "../dom.js";
-import { integer, plural, withMinus } from "../format.js";
+import { hasWords, integer, plural, withMinus } from "../format.js";
 import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
 import { primaryOf } from "../values.js";
@@ -118,7 +118,7 @@ const isRanked = (metric) => metric.compared && !metric.name.startsWith("of_lear
  * The rows by the labels of the first axis, if it groups them: [[label, rows], …]. The axis along which rows are compared
  * does not: its rows belong beside one another.
  */
-function groupsOf({ rows, axes }, against) {
+export function groupsOf({ rows, axes }, against) {
   const [first] = Object.keys(axes);
   const labels = [...new Set(rows.map((row) => row.labels[first]))];
   const groups = Object.keys(axes).length > 1 && labels.length > 1 && rows.length >= 2 * labels.length && !against.startsWith(`${first}=`);
@@ -175,6 +175,9 @@ function sorted(rows, metrics, params) {
     return part(a) - part(b) || order * (descending ? -1 : 1);
   });
 }
+
+/** Rows by the primary metric, best first, not learned last. */
+export const bestFirst = (rows, metrics) => sorted(rows, metrics, new URLSearchParams());
 
 /** A header that sorts: ascending, descending, best first. */
 function heading(key, text, params, attributes = {}) {
@@ -271,8 +274,7 @@ export function resultsTable(container) {
     const { table, against, params, canPaper, downloads, committed } = context;
     const only = params.get("only") ?? "";
     if (document.activeElement !== filter) filter.value = only;
-    const words = only.toLowerCase().split(/\s+/).filter(Boolean);
-    const kept = table.rows.filter(({ row }) => words.every((word) => row.toLowerCase().includes(word)));
+    const kept = table.rows.filter(({ row }) => hasWords(row, only));
     const orders = [["", "best first"], ["file", "as in the file"]];
     if (!controls.isConnected) replace(container, section("Results", { id: "results" }, answer, controls, tables, notes));
     replace(answer, table.compared?.answer && h("p", { class: "prose" }, table.compared.answer));
