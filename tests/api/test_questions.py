@@ -55,7 +55,7 @@ def test_every_question_has_a_route_with_its_fields(kind: type[Question[Any]]) -
 def test_few_routes_are_no_question() -> None:
     reading = {path.removeprefix(API) for path, item in PATHS.items() if "get" in item and path.startswith(API)}
     assert reading - {kind.PATH for kind in QUESTIONS} == {
-        "/version", "/ablations/{ablation}/runs", "/runs/{run_id}/curve", "/runs/{run_id}/checkpoint",
+        "/version", "/runs/{run_id}/curve", "/runs/{run_id}/checkpoint",
         "/runs/{run_id}/checkpoint/{file}", "/sweeps/{sweep_id}/events",
     }  # fmt: skip
 

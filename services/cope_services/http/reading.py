@@ -25,13 +25,12 @@ from cope_services.http.caching import cached, matches_etag
 from cope_services.http.components import (
     Accept,
     AskedQueries,
-    Components,
     ComponentsDep,
     FinishedRun,
     IfNoneMatch,
     WithETag,
 )
-from cope_services.http.errors import InvalidError, NotAcceptableError, Responses, error_responses
+from cope_services.http.errors import NotAcceptableError, Responses, error_responses
 from cope_services.http.middleware import ORIGINAL_METHOD
 from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
@@ -238,32 +237,14 @@ about_sweeps = router_of("sweeps", *sweeps.QUESTIONS)
 
 # -- pages and exports of runs -----------------------------------------------------------------------------------------
 
-CACHED: dict[str, Any] = {"dependencies": [READ, WithETag], "route_class": cached("answers")}
-pages = APIRouter(tags=["runs"], responses={304: {}}, **CACHED)
-planned = APIRouter(tags=["ablations"], responses={304: {}, **error_responses(409)}, **CACHED)
+pages = APIRouter(tags=["runs"], responses={304: {}}, dependencies=[READ, WithETag], route_class=cached("answers"))
 exports = APIRouter(tags=["runs"], dependencies=[READ], route_class=limited("exports"))
-
-
-def _page(components: Components, question: ListRuns) -> Response:
-    # Fields that were not chosen are unset: null would say that a run has no value.
-    return json_response(components.queries.ask(question), exclude_unset=bool(question.fields))
 
 
 @pages.get(ListRuns.PATH, response_model=RunPage, description=getdoc(ListRuns))
 def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
-    return _page(components, query)
-
-
-@planned.get("/ablations/{ablation}/runs", response_model=RunPage)
-def list_planned_runs(
-    ablation: AblationName, query: Annotated[ListRuns, Query()], components: ComponentsDep
-) -> Response:
-    """The runs of an ablation in plan order, including pending ones; with a filter or order, only runs that started."""
-    if query.ablation not in (None, ablation):
-        raise InvalidError(
-            f"the path names the ablation {ablation[:80]!r}; leave out the parameter `ablation`", ablation=ablation[:80]
-        )
-    return _page(components, query.model_copy(update={"ablation": ablation}))
+    # Fields that were not chosen are unset: null would say that a run has no value.
+    return json_response(components.queries.ask(query), exclude_unset=bool(query.fields))
 
 
 @exports.get(
@@ -313,5 +294,5 @@ def get_checkpoint_file(run: FinishedRun, file: str, if_none_match: IfNoneMatch 
     return download(checkpoint_file(run, file), if_none_match)
 
 
-ROUTERS = (about_ablations, planned, pages, exports, about_runs, files, checkpoints, about_sweeps)
+ROUTERS = (about_ablations, pages, exports, about_runs, files, checkpoints, about_sweeps)
 """`exports` before `about_runs`: `export` is no id of a run."""

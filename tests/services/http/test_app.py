@@ -49,7 +49,7 @@ def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client,
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    assert len(paths.keys() - {API + question.PATH for question in QUESTIONS}) == 24
+    assert len(paths.keys() - {API + question.PATH for question in QUESTIONS}) == 23
     problem = document["components"]["schemas"]["ProblemDetails"]
     assert {"title", "status", "detail", "code"} <= set(problem["required"])
     for path, operations in paths.items():

@@ -19,7 +19,7 @@ from tests.helpers.sample_store import API, TINY, SampleStore, serving
 from tests.helpers.sweeps import end
 
 POLLED = [
-    "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/ablations/tiny/runs",
+    "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/runs?ablation=tiny",
     "/ablations/tiny/figures", "/ablations/tiny/figures/summary?format=csv", "/ablations/tiny/report?format=markdown",
     "/runs", "/runs?filter=seed=0&sort=dense/loss", "/sweeps", "/diff?left={run}&right={run}",
 ]  # fmt: skip

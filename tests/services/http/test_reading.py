@@ -153,7 +153,7 @@ def test_a_run_is_in_the_ablations_of_its_sweeps(own_sample: SampleStore) -> Non
         planned = get(client, f"/runs/{pending}")
         assert (planned["status"], planned["ablations"], planned["seed"]) == ("pending", ["copy", "tiny"], 1)
         for ablation in ("tiny", "copy"):
-            last = get(client, f"/ablations/{ablation}/runs")["runs"][-1]
+            last = get(client, "/runs", ablation=ablation)["runs"][-1]
             assert (last["ablations"][0], last["row"], last["seed"], last["steps"]) == (ablation, "Absolute", 1, 12)
 
 
@@ -486,7 +486,7 @@ def test_pages_lead_through_all_runs(client: httpx.Client, sample: SampleStore, 
 
 
 def test_pages_lead_through_a_plan(client: httpx.Client, sample: SampleStore) -> None:
-    assert walk(client, "/ablations/tiny/runs", limit=3) == sample.ids
+    assert walk(client, "/runs", ablation="tiny", limit=3) == sample.ids
     assert walk(client, "/runs", ablation="tiny", limit=1, status="finished") == sample.ids[:2]
     by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", descending=True)
     assert by_seed[0] == sample.ids[2]
