@@ -228,11 +228,11 @@ class Client:
 
     def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
         """One ablation: its rows, runs and file."""
-        return self.ask(checked(GetAblation, name=name, scale=scale))
+        return self._ask(GetAblation, name=name, scale=scale)
 
     def plan(self, name: str, scale: str | None = None) -> PlanCost:
         """Each run of an ablation in plan order: status, and estimated time and memory on the service's machine."""
-        return self.ask(checked(GetPlan, name=name, scale=scale))
+        return self._ask(GetPlan, name=name, scale=scale)
 
     @overload
     def table(self, name: str, *, format: None = None, **options: Any) -> pd.DataFrame: ...
@@ -260,7 +260,7 @@ class Client:
 
     def mlflow_page(self, name: str) -> str | None:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""
-        return self.ask(checked(GetMlflowPage, name=name)).url
+        return self._ask(GetMlflowPage, name=name).url
 
     def claims(self, ablation: str | None = None, **options: Any) -> list[ClaimResult]:
         """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
@@ -279,7 +279,7 @@ class Client:
 
     def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
         """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
-        return self.ask(checked(ListFigures, name=name, scale=scale))
+        return self._ask(ListFigures, name=name, scale=scale)
 
     def figure(self, name: str, figure: str, *, format: FigureFormat = "svg", **options: Any) -> bytes:
         """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
@@ -322,12 +322,12 @@ class Client:
             options: `status`, `ablation`, `sort`, and the other fields of `ExportRuns`. With `curves=True`, one line
                 for each logged value of a run.
         """
-        content = self.ask(checked(ExportRuns, filter=filter, format="parquet", **options))
+        content = self._ask(ExportRuns, filter=filter, format="parquet", **options)
         return pd.read_parquet(io.BytesIO(content))
 
     def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
         """One run: configuration, state, attempts, metrics, facts, why it failed, and with `curve` its logged rows."""
-        return self.ask(checked(GetRun, run_id=run_id, curve=curve))
+        return self._ask(GetRun, run_id=run_id, curve=curve)
 
     def curve(self, run_id: str) -> pd.DataFrame:
         """The logged rows of a run, by step: a column for each metric."""
@@ -336,14 +336,14 @@ class Client:
 
     def logs(self, run_id: str, tail: int = 200) -> RunLog:
         """The last lines of a run's log: its attempts, evaluations, and errors with their tracebacks."""
-        return self.ask(checked(GetLog, run_id=run_id, tail=tail))
+        return self._ask(GetLog, run_id=run_id, tail=tail)
 
     def diff(self, left: str, right: str, *, scale: str | None = None, set: Sequence[str] = ()) -> RunsDiff:
         """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test.
 
         Each is an id, or `ABLATION/ROW` for the row's best finished run at this `scale`, with these values of `--set`.
         """
-        return self.ask(checked(GetDiff, left=left, right=right, scale=scale, set=list(set)))
+        return self._ask(GetDiff, left=left, right=right, scale=scale, set=list(set))
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -499,7 +499,7 @@ class Client:
 
     def sweep(self, sweep_id: str) -> SweepDetail:
         """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
-        return self.ask(checked(GetSweep, sweep_id=sweep_id))
+        return self._ask(GetSweep, sweep_id=sweep_id)
 
     def submit(
         self,
@@ -540,22 +540,12 @@ class Client:
         path = f"/sweeps/{_quoted(sweep_id or new_sweep_id())}"
         return self._answer(SweepState, "PUT", path, json=body)
 
-    def preview(
-        self,
-        ablation: str | None = None,
-        *,
-        name: str | None = None,
-        spec: str | Mapping[str, Any] | None = None,
-        scale: str | None = None,
-        set: Sequence[str] = (),
-        only: Sequence[Trainable] | None = None,
-        max_runs: int | None = None,
-    ) -> PlanCost:
-        """The runs that `submit` would train with these arguments, and their estimated cost. Nothing is started."""
-        body = _body(
-            SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
-            max_runs=max_runs,
-        )  # fmt: skip
+    def preview(self, ablation: str | None = None, **options: Any) -> PlanCost:
+        """The runs that `submit` would train, and their estimated cost. Nothing is started.
+
+        `options` are the arguments of `submit` but `sweep_id`: `name` and `spec`, `scale`, `set`, `only`, `max_runs`, …
+        """
+        body = _body(SweepRequest, ablation=ablation, **options)
         return self._answer(PlanCost, "POST", "/sweeps/preview", json=body)
 
     def stop(self, sweep_id: str) -> SweepState:

@@ -71,6 +71,8 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
         client.submit(set=["seeds=[0]"])
     with raises("invalid_request", key="max_runs"):
         client.submit(ablation="quickstart", max_runs=0)
+    with raises("invalid_request", key="max_run"):
+        client.preview("quickstart", max_run=1)
     with raises("invalid_request"):
         client.perplexity(["0123456789abcdef"])
     with raises("invalid_request", key="compar") as caught:
