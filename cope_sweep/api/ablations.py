@@ -72,6 +72,7 @@ class ListAblations(Question[list[AblationSummary]]):
     """All ablations, with the number of runs by status."""
 
     PATH = "/ablations"
+    COMMITTED = True
 
 
 class PlannedRun(Answer):
@@ -179,6 +180,7 @@ class GetPlan(OfAblation[PlanCost]):
     """
 
     PATH = "/ablations/{name}/plan"
+    COMMITTED = False
     FROM_INDEX = False  # estimates depend on what else the machine computes
 
 
@@ -210,6 +212,7 @@ class GetMissing(OfAblation[Missing]):
     """The runs that the table of an ablation lacks, by row, why, and the command that trains them."""
 
     PATH = "/ablations/{name}/missing"
+    COMMITTED = False
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------
@@ -355,6 +358,7 @@ class ListClaims(Question[list[ClaimResult]]):
     """
 
     PATH = "/claims"
+    COMMITTED = True
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
     scale: Scale = None

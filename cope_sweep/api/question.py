@@ -42,6 +42,8 @@ class Question(BaseModel, Generic[A_co]):
     """How much work an answer is. A service bounds for each kind how many are made at a time."""
     FROM_INDEX: ClassVar[bool] = True
     """Whether the answer stays the same until the index or an ablation file changes. Then it has an `ETag`."""
+    COMMITTED: ClassVar[bool] = False
+    """Whether it may also be asked of the results that come with the ablation files: `Committed`."""
 
     @classmethod
     def operation(cls) -> str:
@@ -165,8 +167,15 @@ Committed = Annotated[
 ]
 
 
+def committed_of(question: type[Question[Any]]) -> dict[str, Any]:
+    """The argument `committed` beside the fields of a question that has it: name → type and default."""
+    return {"committed": (Committed, False)} if question.COMMITTED else {}
+
+
 class OfAblation(Question[A_co], Generic[A_co]):
     """A question about one ablation: at a scale, with values of `--set`."""
+
+    COMMITTED = True
 
     name: AblationName
     scale: Scale = None

@@ -177,6 +177,7 @@ class ListTried(Question[Tried]):
     """
 
     PATH = "/tried"
+    COMMITTED = True
 
     values: TriedValues
     filter: TriedFilters = []

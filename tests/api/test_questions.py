@@ -45,7 +45,7 @@ def test_every_format_of_a_file_has_a_media_type(kind: type[Question[Any]]) -> N
 def test_every_question_has_a_route_with_its_fields(kind: type[Question[Any]]) -> None:
     parameters = PATHS[API + kind.PATH]["get"]["parameters"]
     places = {each["name"]: each["in"] for each in parameters if each["in"] != "header"}
-    if kind in (*ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS):
+    if kind.COMMITTED:
         assert places.pop("committed") == "query"  # which store is asked
     assert places == {name: "path" if name in kind.path_fields() else "query" for name in kind.model_fields}
     for each in parameters:

@@ -36,7 +36,7 @@ from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api import ablations, figures, runs, sweeps, tables
 from cope_sweep.api.figures import FigureName
-from cope_sweep.api.question import AblationName, Committed, Question, RunIdOrPrefix, arguments_of, fields_of
+from cope_sweep.api.question import AblationName, Question, RunIdOrPrefix, arguments_of, committed_of, fields_of
 from cope_sweep.api.runs import Checkpoint, ExportRuns, ListRuns, MaxPoints
 from cope_sweep.api.sweeps import SweepId
 from cope_sweep.config import SpecError
@@ -199,18 +199,16 @@ def _documented_file(types: Mapping[str, str]) -> Responses:
     return {200: {"content": {media: {} for media in types.values()}}, **error_responses(406)}
 
 
-def router_of(
-    tag: str, *questions: type[Question[Any]], errors: Sequence[int] = (), further: Mapping[str, Any] = {}
-) -> APIRouter:
+def router_of(tag: str, *questions: type[Question[Any]], errors: Sequence[int] = ()) -> APIRouter:
     """A route for each question: a GET of its path. The fields that are not in the path are the query's.
 
-    `errors` are the statuses with which answers may fail, and `further` are parameters of the query that are no fields:
-    name → type and default.
+    So is `committed`, where the question has it: it says which store is asked (`asked_queries`). `errors` are the
+    statuses with which answers may fail.
     """
     router = APIRouter(tags=[tag], dependencies=[READ])
     for question in questions:
         in_path = [PATH_PARAMETERS[name] for name in question.model_fields if name in question.path_fields()]
-        query_model = arguments_of(question, question.path_fields(), further)
+        query_model = arguments_of(question, question.path_fields(), committed_of(question))
         options: dict[str, Any] = {
             "name": question.operation(),
             "description": getdoc(question),
@@ -228,10 +226,7 @@ def router_of(
     return router
 
 
-about_ablations = router_of(
-    "ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409],
-    further={"committed": (Committed, False)},  # which store is asked: `asked_queries`
-)  # fmt: skip
+about_ablations = router_of("ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409])
 about_runs = router_of("runs", *runs.QUESTIONS)
 about_sweeps = router_of("sweeps", *sweeps.QUESTIONS)
 

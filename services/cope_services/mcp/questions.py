@@ -24,7 +24,7 @@ from cope_services.mcp.answers import markdown, page, table_lines
 from cope_services.models.perplexity import compare
 from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims, Missing
 from cope_sweep.api.figures import GetFigure
-from cope_sweep.api.question import Committed, Question, arguments_of, fields_of
+from cope_sweep.api.question import Question, arguments_of, committed_of, fields_of
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
 from cope_sweep.api.runs import GetDiff, ListRuns, ListTried, Tried
 from cope_sweep.api.sweeps import GetSweep, ListSweeps
@@ -79,8 +79,6 @@ class Asked(Tool):
         shown: Sequence[str] = (),
         hidden: Sequence[str] = (),
         further: Mapping[str, Any] = {},
-        *,
-        committed: bool,
     ) -> None:
         """Create the tool.
 
@@ -89,13 +87,12 @@ class Asked(Tool):
             shown: The fields of the answer to show; none: all.
             hidden: Fields of the question that agents do not need, such as options of LaTeX.
             further: Name → type and default of fields that agents get instead of hidden ones.
-            committed: Whether it may be asked of the results that come with the ablation files.
         """
         self.question, self.shown = question, shown
         self.name = question.operation()
         self.description = getdoc(question) or ""
-        where = {"committed": (Committed, False)} if committed else {}
-        self.arguments = arguments_of(question, hidden, {**further, **where, "start": (Start, 0)})
+        further = {**further, **committed_of(question), "start": (Start, 0)}
+        self.arguments = arguments_of(question, hidden, further)
 
     async def answer(self, components: Components, arguments: Any) -> list[ContentBlock]:
         queries = components.committed if getattr(arguments, "committed", False) else components.queries
@@ -202,35 +199,22 @@ def _without_padding(text: str) -> str:
 
 LATEX = ("stars", "group", "caption", "label", "notes")
 QUESTIONS: tuple[Asked, ...] = (
-    Asked(
-        ListAblations,
-        ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error"),
-        committed=True,
-    ),
-    AskedTried(ListTried, committed=True),
-    AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX), committed=True),
-    Asked(GetVerdict, committed=True),
-    Asked(
-        ListClaims,
-        ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis"),
-        committed=True,
-    ),
-    AskedFigure(GetFigure, hidden=("size", "format"), further={"format": (ImageOrData, "png")}, committed=True),
-    AskedMissing(GetMissing, committed=False),
-    AskedRuns(ListRuns, committed=False),
-    Asked(GetDiff, committed=False),
-    Asked(
-        ListSweeps,
-        ("total", "sweeps", "sweep_id", "ablation", "scale", "sets", "status", "runs", "counts"),
-        committed=False,
-    ),
+    Asked(ListAblations, ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error")),
+    AskedTried(ListTried),
+    AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX)),
+    Asked(GetVerdict),
+    Asked(ListClaims, ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis")),
+    AskedFigure(GetFigure, hidden=("size", "format"), further={"format": (ImageOrData, "png")}),
+    AskedMissing(GetMissing),
+    AskedRuns(ListRuns),
+    Asked(GetDiff),
+    Asked(ListSweeps, ("total", "sweeps", "sweep_id", "ablation", "scale", "sets", "status", "runs", "counts")),
     Asked(
         GetSweep,
         (
             "sweep_id", "ablation", "title", "scale", "sets", "status", "runs", "counts", "notes", "error", "members",
             "run_id", "row", "seed", "step", "steps", "message",
         ),
-        committed=False,
     ),
 )  # fmt: skip
 """The questions that agents can ask. Without `shown`, an answer is shown whole."""

@@ -265,7 +265,8 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         (same,) = [each for each in get(client, "/ablations", committed=True) if each["name"] == "tiny"]
         assert same["finished"] == sum(row["counts"]["finished"] for row in kept), "the same questions to that store"
         assert get(client, "/ablations/tiny/table", 422, committed="maybe")["code"] == "invalid_request"
-        assert get(client, "/runs", 422, committed=True)["code"] == "invalid_request"
+        for path in ("/runs", "/ablations/tiny/plan", "/ablations/tiny/missing"):
+            assert get(client, path, 422, committed=True)["code"] == "invalid_request"
         missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
         assert (missing["code"], missing["data"]["scale"]) == ("not_found", "longer")
     own = read_results(own_sample.plan, own_sample.store)
