@@ -53,6 +53,7 @@ from cope_sweep.cli.options import (
     JsonOpt,
     OutputOpt,
     StoreOpt,
+    check_effect,
     check_one_source,
     conflict,
     read_text_options,
@@ -143,10 +144,8 @@ def table(
         )
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
-    if margin is not None and chosen != "json" and fail_unless is None:
-        raise UserError(
-            "--margin is for verdicts; add --json or --fail-unless, or leave it out", code="no_effect", option="margin"
-        )
+    if chosen != "json" and fail_unless is None:
+        check_effect({"margin": margin}, "is for verdicts; add --json or --fail-unless, or leave it out")
     question = GetTable.model_construct(
         name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
         runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
@@ -363,8 +362,7 @@ def figure(
         "show": show, "head": heads or None, "mark": mark, "split": split, "sequence": position, "text": text,
         "file": file, "first": first, "seed": seed,
     }  # fmt: skip
-    chosen_of_maps = [f"--{option}" for option, value in of_maps_alone.items() if value is not None]
-    selects |= bool(chosen_of_maps)
+    selects |= any(value is not None for value in of_maps_alone.values())
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
     if not (is_checkpoint or selects) and kind in (None, "maps"):
@@ -376,11 +374,17 @@ def figure(
         # Of an ablation, rows and seed choose the run.
         of_runs = {"kind": kind if kind != "maps" else None, "row": row, "seed": seed}
         of_tables = {"metric": metric, "x": x, "panels": panels, "log": log} | (of_runs if is_checkpoint else {})
-        without_effect = [f"--{option}" for option, value in of_tables.items() if value not in (None, [])]
-        _check_options(name, wanted, output, without_effect, "has no effect on maps of heads; leave it out")
+        check_effect(of_tables, "has no effect on maps of heads; leave it out")
+        if text is not None or file is not None:
+            check_effect({"sequence": position}, "is the index in a split; leave it out beside a text")
     else:
-        of_maps_only = "is an option of maps; add --kind maps, or leave it out"
-        _check_options(name, wanted, output, chosen_of_maps, of_maps_only)
+        check_effect(of_maps_alone, "is an option of maps; add --kind maps, or leave it out")
+    if output is not None and len(wanted) > 1:
+        raise UserError(
+            f"--output names one file, but {name} declares {', '.join(wanted)}; choose one with --kind",
+            code="several_figures",
+            allowed=list(wanted),
+        )
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
     def write(file: IO[bytes], figure: str) -> None:
@@ -427,24 +431,6 @@ def _save_figure(
     """Write a figure to a file; what was written, as `--json` prints it."""
     save(path, file_format, lambda file: write(file, figure))
     return {"file": str(path), "kind": figure, "format": file_format, "bytes": path.stat().st_size}
-
-
-def _check_options(
-    name: str, wanted: Sequence[str], output: Path | None, without_effect: Sequence[str], why: str
-) -> None:
-    """Raise UserError for options that no figure takes, and why, and for one file for several figures."""
-    if without_effect:
-        raise UserError(
-            f"{without_effect[0]} {why}",
-            code="no_effect",
-            option=without_effect[0].removeprefix("--"),
-        )
-    if output is not None and len(wanted) > 1:
-        raise UserError(
-            f"--output names one file, but {name} declares {', '.join(wanted)}; choose one with --kind",
-            code="several_figures",
-            allowed=list(wanted),
-        )
 
 
 def _typed_text(text: str | None, file: Path | None, split: str | None) -> str | None:

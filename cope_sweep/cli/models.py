@@ -21,6 +21,7 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     StoreOpt,
+    check_effect,
     check_one_source,
     read_text_options,
     token_ids,
@@ -220,11 +221,14 @@ def probe(
         typer.Option("--split", help="A split of the run's task. Default: the first test set, if no tokens are given."),
     ] = None,
     first_sequence: Annotated[
-        int, typer.Option("--sequence", min=0, help="Index of the first sequence of the split.")
-    ] = 0,
+        int | None, typer.Option("--sequence", min=0, help="Index of the first sequence of the split. Default: 0.")
+    ] = None,
     count: Annotated[
-        int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--count", min=1, help="Number of sequences of the split; the table pools their tokens. Default: 1."
+        ),
+    ] = None,
     first: Annotated[
         int | None, typer.Option("--first", min=1, help="Use only the first tokens of each sequence.")
     ] = None,
@@ -273,6 +277,14 @@ def probe(
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html -o probe.npz`
     """
     check_one_source(tokens=tokens, text=text, file=file, split=split)
+    if (tokens, text, file) != (None, None, None):
+        check_effect(
+            {"sequence": first_sequence, "count": count},
+            "chooses sequences of a split; leave it out beside --tokens, --text or --file",
+        )
+    if load and not (as_json or html or svg):
+        shown_marks = marks if output is None else None  # the file has them
+        check_effect({"seen-by": seen_by, "mark": shown_marks}, "has no effect on the table of --load; leave it out")
     from cope_sweep.cli.files import open_queries
 
     ids = None if tokens is None else token_ids(tokens)
@@ -282,8 +294,8 @@ def probe(
     from cope_sweep.cli.probing import probe_checkpoint
 
     encodings, statistics = probe_checkpoint(
-        folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count, first=first, marks=marks,
-        seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html, svg=svg,
+        folder, tokens=ids, text=typed, split=split, index=first_sequence or 0, count=count or 1, first=first,
+        marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html, svg=svg,
     )  # fmt: skip
     if as_json:
         print_json(statistics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -160,6 +161,19 @@ def check_one_source(**sources: object) -> None:
     if sum(value not in (None, []) for value in sources.values()) > 1:
         *flags, last = (f"--{name}" for name in sources)
         raise conflict(f"{', '.join(flags)} and {last} all name tokens; give only one of them", *flags, last)
+
+
+def check_effect(options: Mapping[str, object], why: str) -> None:
+    """Raise UserError for the first option, by name, with a value: it has no effect here. `why` follows its name."""
+    for name, value in options.items():
+        if value not in (None, []):
+            raise UserError(f"--{name} {why}", code="no_effect", option=name)
+
+
+def is_on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether somebody typed the option of a parameter: its value is no default, nor from the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 # -- texts of options --------------------------------------------------------------------------------------------------

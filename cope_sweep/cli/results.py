@@ -16,6 +16,7 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     StoreOpt,
+    check_effect,
     conflict,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
@@ -161,6 +162,10 @@ def tried(
 # -- best -------------------------------------------------------------------------------------------------------------
 
 
+TOP = 10
+"""Rows of the table of `best`."""
+
+
 def best(
     ablation: AblationArg,
     scale: Scale = None,
@@ -174,7 +179,9 @@ def best(
             "validation set if there is one.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
+    top: Annotated[
+        int | None, typer.Option(min=1, help=f"Show only the best rows. Default: {TOP}; with --json: all.")
+    ] = None,
     as_yaml: Annotated[
         bool,
         typer.Option(
@@ -213,14 +220,16 @@ def best(
     results = queries.results(ablation, scale, sets)
     planned, opened = results.plan, results.store
     ranking = rank_rows(results, metric)
+    if as_yaml or (len(ranking.groups) > 1 and not as_json):
+        check_effect({"top": top}, "is for rows of a table or of --json; leave it out")
     if as_yaml:
         standard_output().write(yaml_of_best(ranking))
         return
     if as_json:
         print_json({"metric": ranking.metric, "goal": ranking.goal, "seeds": ranking.seeds,
-                    "rows": [_as_dict(group) for group in ranking.groups]})  # fmt: skip
+                    "rows": [_as_dict(group, top) for group in ranking.groups]})  # fmt: skip
         return
-    layout = ranking.layout(top)
+    layout = ranking.layout(top or TOP)
     table = grid(*(header.text for header in layout.headers))
     for cells in layout.rows:
         table.add_row(*(escaped(cell.text) for cell in cells))
@@ -234,7 +243,10 @@ def best(
         make_console().print(escaped(note), style="dim", soft_wrap=True, highlight=False)
 
 
-def _as_dict(group: Group) -> dict[str, Any]:
+def _as_dict(group: Group, top: int | None) -> dict[str, Any]:
+    """A group of rows as JSON: all in the order of the plan, or the `top` best."""
+    shown = group.candidates if top is None else group.ranked()[:top]
+
     def plain(candidate: Candidate | None) -> dict[str, Any] | None:
         if candidate is None:
             return None
@@ -248,5 +260,5 @@ def _as_dict(group: Group) -> dict[str, Any]:
         "best": plain(group.best()),
         "at_edge": list(group.at_edge),
         "not_ended": group.missing,
-        "draws": [plain(candidate) for candidate in group.candidates],
+        "draws": [plain(candidate) for candidate in shown],
     }

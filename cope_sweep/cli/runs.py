@@ -46,7 +46,9 @@ from cope_sweep.cli.options import (
     JsonOpt,
     RunStatus,
     StoreOpt,
+    check_effect,
     conflict,
+    is_on_command_line,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, save, sweep_counts, with_columns
 from cope_sweep.errors import NotFoundError, UserError
@@ -258,6 +260,7 @@ ExportOpt = Annotated[
 
 
 def runs(
+    context: typer.Context,
     conditions: Filters = [],
     search: Search = "",
     status: Annotated[list[RunStatus], *STATUS] = [],
@@ -298,6 +301,8 @@ def runs(
         "ablation": ablation, "scale": scale, "set": sets, "sort": sort, "descending": descending,
     }  # fmt: skip
     if export is not None or output is not None:
+        typed = {name: is_on_command_line(context, name) or None for name in ("limit", "offset")}
+        check_effect(typed, "is for lists: an export has all matching runs; leave it out")
         _export(queries, selected, export, output, curves=curves, as_json=as_json)
         return
     if curves:

@@ -29,6 +29,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
     TimeBudgetOpt,
     conflict,
+    is_on_command_line,
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
@@ -223,8 +224,8 @@ def submit(
     Example: `cope-sweep submit flip_flop_architectures --rows "model.dim>=256" --set resources.gpus=1`
     """
     limits = _limits(time_budget, max_runs, max_failures)
-    cluster_options = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
-    if server and cluster_options and _is_on_command_line(context, "server"):
+    cluster_options = [flag for name, flag in OF_A_CLUSTER.items() if is_on_command_line(context, name)]
+    if server and cluster_options and is_on_command_line(context, "server"):
         raise conflict(
             f"{cluster_options[0]} is for a cluster, but --server {server} is a service; leave out one of them",
             cluster_options[0],
@@ -244,11 +245,6 @@ def submit(
         NamedFiles(working_dir / ABLATIONS), ablation, scale, sets, rows, limits, address=address, store=store,
         index=index, mlflow=mlflow, working_dir=working_dir, follow=follow, as_json=as_json,
     )  # fmt: skip
-
-
-def _is_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 # -- stop --------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
         (["--head", "1.0"], "no_effect", {"option": "head"}),
         (["-k", "maps", "--metric", "train/loss"], "no_effect", {"option": "metric"}),
         (["-k", "summary", "--sequence", "0"], "no_effect", {"option": "sequence"}),
+        (["-k", "maps", "--text", "_ 1", "--sequence", "0"], "no_effect", {"option": "sequence"}),
         (["--format", "csv", "--json"], "conflicting_options", {"options": ["--json", "--format"]}),
     ],
 )

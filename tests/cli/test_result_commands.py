@@ -450,6 +450,8 @@ def test_runs_are_filtered_by_any_value(stored):
         (["--curves"], "missing_option", {"option": "--output"}),
         (["-o", "nowhere/runs.csv"], "not_writable", {"file": "nowhere/runs.csv"}),
         (["--filter", "model.layer=1", "-o", "runs.csv"], "unknown_key", {"key": "model.layer"}),
+        (["--limit", "100", "-o", "runs.csv"], "no_effect", {"option": "limit"}),
+        (["--offset", "1", "--format", "csv"], "no_effect", {"option": "offset"}),
     ],
 )
 def test_bad_input_of_runs(stored, words, code, data):
@@ -466,9 +468,8 @@ def test_runs_are_exported_with_all_their_values(stored):
     assert table.column("run_id").to_pylist() == sorted(cope)
     assert set(table.column("model.position").to_pylist()) == {"cope"}
     assert table.column("train.steps").to_pylist() == [6, 6]
-    stored("runs", "--sort", "seed", "--limit", "1", "--format", "csv", "-o", "runs.txt")
+    stored("runs", "--sort", "seed", "--format", "csv", "-o", "runs.txt")
     lines = list(csv.DictReader((stored.folder / "runs.txt").open()))
-    assert len(lines) == 4, "--limit is that of lists"
     assert [line["seed"] for line in lines] == ["0", "0", "1", "1"]
     finished = next(line for line in lines if line["status"] == "finished")
     assert (finished["in_dist/token_error"], finished["sweeps"]) == ("12.5", stored.sweep_id)
@@ -519,6 +520,9 @@ def test_the_best_rows_of_a_grid(shell):
     assert lines[0].split() == ["rank", "in_dist/token_error", "position"]
     assert lines[1].split()[:2] == ["1", "49"]
     assert lines[1].split()[-1] == plan.rows[1].name
+    (only,) = shell.json("best", "tiny", "--top", "1")["rows"]
+    assert [draw["row"] for draw in only["draws"]] == [plan.rows[1].name]
+    shell.refuses("no_effect", "best", "tiny", "--yaml", "--top", "1", option="top")
     out, _ = shell("best", "tiny", "--yaml")
     assert list(yaml.safe_load(out)["scales"]) == ["best"]
 
@@ -537,6 +541,7 @@ def test_the_best_values_as_json_and_as_conditions(searched):
 def test_what_cannot_be_answered_is_an_error(searched):
     searched.refuses("not_finished", "best", "tiny", "--yaml")
     searched.refuses("unknown_metric", "best", "searched", "--metric", "x", metric="x")
+    searched.refuses("no_effect", "best", "searched", "--top", "1", option="top")
     searched.refuses("conflicting_options", "best", "searched", "--yaml", "--json", options=["--yaml", "--json"])
 
 
