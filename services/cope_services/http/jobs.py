@@ -200,8 +200,11 @@ class SweepJobs:
         check_cluster(cluster)
         return cluster
 
-    def planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
-        """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
+    def planned(self, request: SweepRequest, *, is_new: bool = True) -> tuple[LoadedAblation, str, Plan]:
+        """The ablation of a request, its text, and its plan. One that `is_new` may not have the name of a file.
+
+        Raises InvalidError, NotFoundError, SpecError.
+        """
         file_plan: Plan | None = None
         files = self.queries.files
         if request.ablation is not None:
@@ -211,7 +214,7 @@ class SweepJobs:
         try:
             if request.spec is not None:
                 name = request.name or ""
-                if name in files.files():
+                if is_new and name in files.files():
                     raise InvalidError(
                         f"name: this service has an ablation file {name!r}; choose another name",
                         code="name_taken",

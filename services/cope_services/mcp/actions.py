@@ -65,7 +65,7 @@ class Check(Tool):
     def _lines(components: Components, arguments: CheckArguments) -> list[str]:
         request = SweepRequest(spec=arguments.text, name=arguments.name)
         try:
-            _, _, plan = components.sweeps.planned(request)
+            _, _, plan = components.sweeps.planned(request, is_new=False)
         except UserError as error:
             return _problems(error)
         rows, content = len(plan.rows), plan.ablation.content

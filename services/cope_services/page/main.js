@@ -134,7 +134,7 @@ document.querySelector('nav a[href="#/playground"]').addEventListener("click", (
   const { path, params } = current();
   if (path[0] !== "ablations" || !path[1]) return;
   event.preventDefault(); // with the checkpoints of the ablation at hand
-  location.hash = link(["playground"], { ablation: path[1], scale: params.get("scale") });
+  location.hash = link(["playground"], { ablation: path[1], scale: params.get("scale"), set: params.getAll("set") });
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address belongs to the view

@@ -180,6 +180,7 @@ def test_a_check_says_when_no_difference_could_be_significant(server: AgentServe
     assert "valid: 2 rows × 2 seeds = 4 runs" in told
     assert "too few seeds" in told
     assert "no claims" in told
+    assert answer(server, "check", text=TINY, name="tiny") == told  # the name of its file
     enough = answer(server, "check", text=(TINY + CLAIM).replace("[0, 1]", "[0, 1, 2, 3, 4]"), name="other")
     assert "too few seeds" not in enough
     assert "no claims" not in enough

@@ -300,9 +300,10 @@ def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visi
     )
     opened.click()
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
-    page = visitor.open("ablations/tiny?scale=longer", "h1")
+    page = visitor.open("ablations/tiny?scale=longer&set=seeds%3D%5B0%5D", "h1")
     page.get_by_role("link", name="Playground", exact=True).click()
-    page.wait_for_function("() => location.hash === '#/playground?ablation=tiny&scale=longer'")  # the one at hand
+    at_hand = "#/playground?ablation=tiny&scale=longer&set=seeds%3D%5B0%5D"
+    page.wait_for_function(f"() => location.hash === '{at_hand}'")
 
 
 def test_a_table_shows_the_texts_of_the_service(visitor: Visitor) -> None:
@@ -768,6 +769,9 @@ def test_what_was_tried_is_asked_on_home_and_answered_from_all_ablations(visitor
     texts = [value["text"] for group in answer["groups"] for value in group["values"]]
     assert len(shown) == len(texts) > 1
     assert all(text in line for text, line in zip(texts, shown, strict=True))
+    page.locator(".view-tried .ask input").fill("model.position=cope train.steps=7")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="the first 20 of 35 runs").wait_for()
     page.locator(".view-tried .ask input").fill("model.positon=cope")
     page.keyboard.press("Enter")
     page.get_by_role("alert").get_by_text("similar keys: model.position").wait_for()

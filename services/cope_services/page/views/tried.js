@@ -24,11 +24,17 @@ export const askField = (text = "") =>
 
 const short = (key) => key.split(".").at(-1);
 
+/** `37 runs`; `the first 20 of 37 runs` where the answer, and so the link, has no more. */
+function runsText({ n, unfinished, run_ids: ids }) {
+  const text = plural(n + unfinished, "run");
+  return ids.length < n + unfinished ? `the first ${ids.length} of ${text}` : text;
+}
+
 function group({ settings, ablations, values }, { key, metric }) {
   const lines = values.map((each) => [
     each.value,
     [withMinus(each.text), each.unfinished > 0 && h("small", {}, ` +${each.unfinished} not finished`)],
-    h("a", { href: link(["runs"], { ids: shortIds(each.run_ids) }) }, plural(each.n + each.unfinished, "run")),
+    h("a", { href: link(["runs"], { ids: shortIds(each.run_ids) }) }, runsText(each)),
   ]);
   const where = Object.entries(settings).map(([name, value]) => `${short(name)} ${value}`).join(", ");
   return h("section", { class: "group" },
