@@ -44,7 +44,7 @@ def test_an_ablation_lists_its_variants(client: httpx.Client, varied: tuple[Samp
     assert client.get(f"{API}/ablations/{plan.name}").json()["variants"] == entry["variants"]
 
 
-@pytest.mark.parametrize("path", ["", "/table", "/plan", "/curves", "/figures", "/report", "/runs", "/figures/summary"])
+@pytest.mark.parametrize("path", ["", "/table", "/plan", "/curves", "/figures", "/report", "/figures/summary"])
 def test_set_chooses_them(path: str, client: httpx.Client, varied: tuple[SampleStore, Plan]) -> None:
     _, plan = varied
     url = f"{API}/ablations/{plan.name}{path}"
@@ -70,6 +70,8 @@ def test_the_runs_are_those_of_the_values(client: httpx.Client, varied: tuple[Sa
     page = client.get(f"{API}/runs", params={"ablation": plan.name, "set": SETS}).json()
     assert [run["run_id"] for run in page["runs"]] == [run.run_id for run in plan.runs]
     assert {run["status"] for run in page["runs"]} == {"finished"}
+    plain = client.get(f"{API}/runs", params={"ablation": plan.name}).json()
+    assert plain["runs"] != page["runs"]
     refused = client.get(f"{API}/runs", params={"set": SETS})
     assert (refused.status_code, refused.json()["code"]) == (422, "set_of_no_ablation")
 
@@ -85,9 +87,10 @@ def test_a_client_names_no_path(
     monkeypatch.setattr(
         Path, "open", lambda path, *rest, **more: (opened.append(str(path)), own_open(path, *rest, **more))[1]
     )
-    for path in ("", "/table", "/plan", "/runs"):
-        answer = client.get(f"{API}/ablations/{varied[1].name}{path}", params={"set": [value]})
-        assert answer.status_code == 422
+    name = varied[1].name
+    for path in ("", "/table", "/plan"):
+        assert client.get(f"{API}/ablations/{name}{path}", params={"set": [value]}).status_code == 422
+    assert client.get(f"{API}/runs", params={"ablation": name, "set": [value]}).status_code == 422
     assert "/etc/passwd" not in opened
 
 
