@@ -925,7 +925,7 @@ def test_a_sweep_shows_the_curves_of_the_loss_and_of_the_primary_metric(visitor:
 def test_a_sweep_shows_no_curves_of_other_runs_of_its_rows(visitor: Visitor, site: Site) -> None:
     """The file was changed since: its rows have other runs."""
     cope, absolute, _ = members(site.curves)
-    earlier = absolute.model_copy(update={"run_id": site.sample.ids[1]})
+    earlier = absolute.model_copy(update={"run_id": "0123456789abcdef"})
     record = end_sweep(site.sample.store, write_sweep(site.sample.store, site.curves, runs=[cope, earlier]))
     page = visitor.open(f"sweeps/{record.sweep_id}", "section:has(#curves) .uplot canvas")
     assert page.locator(".legend button").all_inner_texts() == ["CoPE"]
