@@ -379,12 +379,7 @@ def figure(
             check_effect({"sequence": position}, "is the index in a split; leave it out beside a text")
     else:
         check_effect(of_maps_alone, "is an option of maps; add --kind maps, or leave it out")
-    if output is not None and len(wanted) > 1:
-        raise UserError(
-            f"--output names one file, but {name} declares {', '.join(wanted)}; choose one with --kind",
-            code="several_figures",
-            allowed=list(wanted),
-        )
+    _check_fits(output, name, wanted)
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
     def write(file: IO[bytes], figure: str) -> None:
@@ -431,6 +426,16 @@ def _save_figure(
     """Write a figure to a file; what was written, as `--json` prints it."""
     save(path, file_format, lambda file: write(file, figure))
     return {"file": str(path), "kind": figure, "format": file_format, "bytes": path.stat().st_size}
+
+
+def _check_fits(output: Path | None, name: str, wanted: Sequence[str]) -> None:
+    """Raise UserError if one file is named for several figures."""
+    if output is not None and len(wanted) > 1:
+        raise UserError(
+            f"--output names one file, but {name} declares {', '.join(wanted)}; choose one with --kind",
+            code="several_figures",
+            allowed=list(wanted),
+        )
 
 
 def _typed_text(text: str | None, file: Path | None, split: str | None) -> str | None:

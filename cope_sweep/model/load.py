@@ -45,7 +45,7 @@ from cope_sweep.positions.window import Window
 
 
 def replaces_content(encoding: Encoding) -> bool:
-    """The encoding's score puts other logits in the place of q·k/√K. DAPE's reads q·k/√K, and adds to it."""
+    """Whether the encoding's score replaces q·k/√K by other logits. DAPE's only reads q·k/√K, and adds to it."""
     return encoding.replaces and not isinstance(encoding, DAPE)
 
 

@@ -336,8 +336,8 @@ class RunFolder:
     def record_failure(self, run: RunSpec, attempt: int, message: str, details: str, *, keep_recorded: bool) -> None:
         """Record the failure of an attempt instead of its process, which may have died too early to begin it.
 
-        A result stays, and so does what a newer attempt has written. The folder is that of the sweep that has leased
-        the run: see `of_sweep`.
+        It leaves a result, and the files of a newer attempt, as they are. Call it on the folder of the sweep that has
+        leased the run: see `of_sweep`.
 
         Args:
             run: The run.

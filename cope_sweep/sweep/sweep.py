@@ -377,7 +377,8 @@ class _Work:
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission, skipped)
-        return cls(plan, skipped, statuses, todo, reused, record, _ends(store, todo), written=len(record.runs))
+        ended = [run for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
+        return cls(plan, skipped, statuses, todo, reused, record, _ends(store, ended), written=len(record.runs))
 
     def start_search(self, store: Store, max_runs: int | None) -> None:
         """Open the plan's search, if it has one and that has something to suggest.
