@@ -6,12 +6,10 @@ import shutil
 import pytest
 
 from cope_sweep.inference import Predictor
-from cope_sweep.model import save_model
-from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import Evaluator
 from tests.helpers.errors import raises
 from tests.helpers.texts import prose, write_corpus
-from tests.helpers.tiny import tiny_run
+from tests.helpers.training import trained_on_text
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -20,15 +18,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 def trained(tmp_path_factory, cache):
     """A model trained for a few steps on a small text: the trainer, the folder of the text, and the checkpoint."""
     folder, checkpoint = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("checkpoint")
-    task = {"kind": "wikitext", "corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300}
-    trainer = Trainer(
-        tiny_run(task=task, **{"model.position": ["cope"], "train.steps": 20, "train.lr": 0.01}), Runtime()
-    )
-    while not trainer.done:
-        trainer.train_step()
-    save_model(checkpoint, trainer.model, trainer.spec)
-    shutil.copy(trainer.spec.task.tokenizer_json, checkpoint)
-    return trainer, folder, checkpoint
+    return trained_on_text(folder, checkpoint), folder, checkpoint
 
 
 @pytest.mark.parametrize(("context", "stride"), [(None, None), (16, 5), (40, 40), (64, 10), (100_000, None)])

@@ -96,7 +96,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="""Train and compare position encodings of transformers: CoPE, RoPE, ALiBi, FoX, PaTH and 25 others.
+    help="""Train and compare position encodings of transformers: CoPE, RoPE, ALiBi, FoX, PaTH and many others.
 
 An *ablation* is a YAML file: a base configuration, the values that vary, and the seeds. Each combination of values and
 seed is one *run*. A finished run is never trained again.

@@ -298,7 +298,7 @@ SequenceOpt = Annotated[
     of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: the first with a marked token."),
 ]
 
-KINDS = "\n".join(f"- `{name}`: {kind.HELP or kind.SHOWS}" for name, kind in FIGURES.items())
+KINDS = "\n".join(f"- `{name}`: {kind.SHOWS}" for name, kind in FIGURES.items())
 FIGURE_HELP = f"""\
 Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 

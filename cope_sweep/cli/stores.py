@@ -135,7 +135,7 @@ def copy(
     if the ablation file no longer has all of them. Checkpoints are not copied. Afterwards, write the report again:
     `cope-sweep report ABLATION --store DIR --out DIR`.
 
-    From a folder of results, runs are copied that any of its ablations has: name the same folder twice to bring the
+    If `--store` is a folder of results, runs of any ablation in it are copied: name the same folder twice to bring the
     seeds of one configuration together.
 
     Example: `cope-sweep store copy flip_flop --scale small --store other/store --to ablations/results`
@@ -185,8 +185,8 @@ def prune(
         bool,
         typer.Option(
             "--orphans",
-            help="Also delete runs that no ablation file contains, at any scale. Runs of its searches and of `--set` "
-            "stay.",
+            help="Also delete runs that no file in `--ablations` contains, at any scale: also those of files "
+            "elsewhere. Runs of its searches and of `--set` stay.",
         ),
     ] = False,
     ablations: AblationsDir = ABLATIONS,
@@ -248,8 +248,15 @@ def _planned_runs(folder: Path, store: Store) -> set[str]:
     """
     from cope_sweep.config import expand, load_ablation, with_overrides
     from cope_sweep.config.loading import ablation_files
-    from cope_sweep.config.source import composed
+    from cope_sweep.config.source import DEFAULT_FOLDER, composed, packaged_ablations
 
+    if folder == packaged_ablations():
+        raise UserError(
+            f"--orphans: there is no folder {DEFAULT_FOLDER} here, and runs that the installed files do not contain "
+            "may be those of your own; name the folder of your files: --ablations FOLDER",
+            code="invalid_option",
+            option="--orphans",
+        )
     run_ids, names, searched = set[str](), set[str](), set[str]()
     files = ablation_files(folder)
     if not files:
@@ -387,7 +394,7 @@ def sync(
     `run` does this while it trains. Use `sync` for what is missing afterwards, because MLflow did not answer or a
     process was killed. Nothing is sent twice. Ctrl-C stops after the run that is being sent.
 
-    Exit codes: 0 MLflow has everything, 1 something is not sent, 2 bad input, 130 interrupted.
+    Exit codes: 0 MLflow has everything, 1 something is left to send, 2 bad input, 130 interrupted.
 
     Example: `cope-sweep sync`
 
@@ -436,6 +443,6 @@ def sync(
         hint = "; repeat the command to send the rest" if stop.is_set() else ""
         for reason in outcome.reasons:
             warnings.print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
-    if dry_run or not outcome.reasons:
+    if not (outcome.left or outcome.reasons):
         raise typer.Exit(0)
     raise typer.Exit(130 if stop.is_set() else 1)

@@ -46,12 +46,14 @@ def waste(
     now_s = time.time()
     since = store.index.revision()
     known = store.index.statuses()
+    ablations = {} if planned_runs is None else _ablations(store)
     for run_id, status in known.items():
         folder = store.run(run_id).path
         if status == "running":
             continue
         if planned_runs is not None and run_id not in planned_runs:
-            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder), run_id, since)
+            of = f" of {ablations[run_id]}" if run_id in ablations else ""
+            yield Waste(folder, f"{status} run{of} that no ablation file contains", _size(folder), run_id, since)
             continue
         for path in _entries(folder):
             if path.name == store.run(run_id).resume.name and status in statuses:
@@ -85,6 +87,12 @@ def delete(store: Store, items: Iterable[Waste]) -> list[Waste]:
                     remove(item.path)
             deleted.append(item)
     return deleted
+
+
+def _ablations(store: Store) -> dict[str, str]:
+    """Run id → the ablation whose sweep has it: the newest where several have."""
+    sweeps = sorted(store.index.sweeps(), key=lambda sweep: sweep.started_ms)
+    return {run_id: sweep.ablation for sweep in sweeps for run_id in store.index.sweep_rows(sweep.sweep_id)}
 
 
 def _entries(folder: Path) -> list[Path]:

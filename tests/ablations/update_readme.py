@@ -184,8 +184,8 @@ def copying():
     of_shares = [many.finding(f"Of sequences with {blanks} blanks") for blanks in ("fewer", "more")]
     assert [found.verdict for found in of_shares] == ["shown", "shown"]
     return f"""\
-- **Copying** with other shares of blanks ([{many.seeds} seeds, tuned alike]({many.link})): CoPE makes no error, with fewer and with more blanks, nor with 16 positions; \
-beside RoPE or a short convolution it errs on {most} at most. CARoPE errs on \
+- **Copying** with other shares of blanks ([{many.seeds} seeds, tuned alike]({many.link})): CoPE makes no errors with fewer or more blanks, whether it has 16 positions or \
+one per token; combined with RoPE or a short convolution, it errs on at most {most}. CARoPE errs on \
 {many[f"Selective copy · CARoPE, {dense}"]} and {many[f"Selective copy · CARoPE, {sparse}"]} of the tokens, Selective RoPE on {many[f"Selective copy · Selective RoPE, {dense}"]} and \
 {many[f"Selective copy · Selective RoPE, {sparse}"]}; MapFormer copies with most seeds, and all others err on {others[0]} and {others[1]} or more (encodings of the distance: p = \
 {p_text(max(found.p for found in of_shares))}). CoPE does not copy more tokens than in training: of twice as many [{few["Selective copy · p_max full, in_dist/token_error@2x"]}]({few.link}) are wrong.

@@ -14,6 +14,7 @@ import pytest
 
 from cope_sweep.store import Store
 from tests.cli.conftest import TINY
+from tests.helpers.processes import until
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -22,14 +23,6 @@ ENDLESS = TINY.replace("steps: 6", "steps: 1000000").replace("every: 3", "every:
 ENDLESS = ENDLESS.replace("seeds: [0, 1]", "seeds: [0]\nresources: {groups: 1, checkpoint_every_s: 3600}")
 ON_RAY = "--groups=1"
 EXECUTORS = pytest.mark.parametrize("executor", ["--local", pytest.param(ON_RAY, marks=pytest.mark.thorough)])
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < end, condition
-        time.sleep(0.05)
-    return value
 
 
 def step_of(shell):
@@ -109,7 +102,7 @@ def test_a_closed_terminal_saves_runs_and_the_same_command_continues(shell, exec
     assert reached >= 5
 
     again = shell.start(*words[3:])
-    until(lambda: step_of(shell) > reached)
+    until(lambda: step_of(shell) > reached, SECONDS)
     again.send_signal(signal.SIGTERM)
     _, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 130, err
@@ -124,7 +117,7 @@ def test_a_signal_to_all_processes_of_a_job_saves_runs(shell, executor, signum):
     """Slurm sends SIGUSR1 to every process of a step; Ray's own processes have to survive it, and a repetition."""
     shell.write("tiny", ENDLESS)
     process = shell.start(*run_command(executor)[3:], start_new_session=True, stderr=subprocess.DEVNULL)
-    until(lambda: step_of(shell) >= 5)
+    until(lambda: step_of(shell) >= 5, SECONDS)
     os.killpg(process.pid, signum)
     time.sleep(0.02)
     os.killpg(process.pid, signum)
@@ -139,7 +132,7 @@ def test_nohup_goes_on_without_its_terminal(shell):
     read_until(master, lambda: step_of(shell) >= 5)
     os.close(master)
     before = step_of(shell)
-    until(lambda: step_of(shell) > before)
+    until(lambda: step_of(shell) > before, SECONDS)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=SECONDS) == 130
     assert saved_step(shell) > before

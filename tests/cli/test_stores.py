@@ -134,7 +134,9 @@ def test_prune_keeps_runs_that_sweeps_have_added_to_an_ablation(stored):
     stored.store.index.write([row(lost, sweep_id=searched.sweep_id)])
     write_sweep(stored.store, stored.plan, sets=["seeds=[12]"], runs=members([more_seeds]))
     write_sweep(stored.store, stored.plan, ablation="deleted", runs=members([orphan]))
-    assert [each["path"].rpartition("/")[2] for each in stored.json("prune", "--orphans")["found"]] == [orphan.run_id]
+    (found,) = stored.json("prune", "--orphans")["found"]
+    assert found["path"].rpartition("/")[2] == orphan.run_id
+    assert found["reason"] == "finished run of deleted that no ablation file contains"
 
 
 def members(runs):
@@ -148,6 +150,8 @@ def test_prune_refuses_what_it_cannot_do(shell, stored):
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
     stored.refuses("no_ablations", "prune", "--orphans")
+    (stored.folder / "ablations").rmdir()  # the installed files are others, so every run seems to be an orphan
+    stored.refuses("invalid_option", "prune", "--orphans", option="--orphans")
 
 
 def test_delete_asks_and_removes_folder_and_row(stored):
@@ -204,9 +208,9 @@ def store(shell):
 
 
 def test_a_dry_run_shows_how_much_would_be_sent(shell, store):
-    out, _ = shell("sync", "--dry-run")
+    out, _ = shell("sync", "--dry-run", code=1)
     assert f"7 runs and sweeps are not in MLflow at sqlite:///{store.root}/mlflow.db yet" in out
-    assert shell.json("sync", "--dry-run")["left"] == 7
+    assert shell.json("sync", "--dry-run", code=1)["left"] == 7
     assert not (store.root / "mlflow.db").exists()
 
 
@@ -225,7 +229,7 @@ def test_a_machine_that_has_not_used_an_object_store_finds_it(on_machine, shell)
     options = ("--store", first.location, "--index", first.index_url)
     assert shell.json("store", "check", *options) == []
     assert shell.json("prune", *options)["found"] == []
-    assert shell.json("sync", "--dry-run", *options)["left"] == 1
+    assert shell.json("sync", "--dry-run", *options, code=1)["left"] == 1
     assert list((shell.folder / "second").rglob("*")), "MLflow's database has no folder"
     assert shell.json("delete", run.run_id, "--yes", *options)["deleted"] == [run.run_id]
 

@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, points
-from tests.helpers.ablation_texts import load
+from tests.helpers.ablation_texts import BASE, load
 from tests.helpers.errors import raises
-
-BASE = textwrap.dedent("""\
-    title: A test
-    base:
-      task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
-      model: {dim: 8, heads: 2, layers: 1}
-    metrics: [{name: in_dist/token_error}]
-    """)
 
 
 def plan(text):

@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.points import dimensions_of, parameters_of
-from tests.helpers.ablation_texts import load, located
+from tests.helpers.ablation_texts import BASE, load, located
 from tests.helpers.errors import raises
 
-BASE = textwrap.dedent("""\
-    title: A test
-    base:
-      task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
-      model: {dim: 8, heads: 2, layers: 1}
-    metrics: [{name: in_dist/token_error}]
-    """)
 POSITION = "model.position: {CoPE: [cope], RoPE: [rope]}"
 P_MAX = "model.position.cope.p_max"
 

@@ -8,6 +8,13 @@ from cope_sweep.config import LoadedAblation, SpecError, expand, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 
+BASE = textwrap.dedent("""\
+    title: A test
+    base:
+      task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
+      model: {dim: 8, heads: 2, layers: 1}
+    metrics: [{name: in_dist/token_error}]
+    """)
 TEXT = textwrap.dedent("""\
     title: A test
     base:

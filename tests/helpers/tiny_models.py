@@ -36,7 +36,13 @@ def tiny_predictor(position, *, layers=2, heads=2, dim=8, seed=1, **model):
 def random_predictor(run, std, seed=1, dtype=torch.float64):
     """A model whose weights have this standard deviation."""
     net = Transformer(run).to(dtype).eval().requires_grad_(False)
-    rng = torch.Generator().manual_seed(seed)
-    for parameter in net.parameters():
-        parameter.normal_(0, std, generator=rng)
+    randomize(net.parameters(), std, seed)
     return Predictor(net, run)
+
+
+def randomize(parameters, std, seed=1):
+    """Draw each parameter from a normal distribution of this standard deviation."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.normal_(0, std, generator=rng)

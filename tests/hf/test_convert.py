@@ -17,6 +17,7 @@ from cope_sweep.model import Transformer
 from cope_sweep.positions import CoPE, RoPE
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import randomize
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
 
@@ -72,10 +73,7 @@ def randomise(model):
 def our_model(family, position, **model):
     shape = {"task.vocabulary": 50, "model.layers": 2, "model.dim": 24, "model.heads": 4, "model.context": 64}
     ours = Transformer(tiny_run(**shape, **{"model.family": family, "model.position": position}, **model))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.normal_(0, 0.3, generator=generator)
+    randomize(ours.parameters(), 0.3)
     return ours.double().eval()
 
 

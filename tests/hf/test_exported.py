@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import peft
 import pytest
@@ -17,10 +16,11 @@ from cope_sweep.inference import Predictor
 from cope_sweep.model import Transformer, save_model
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.registry import BUILT_IN
-from cope_sweep.train import Runtime, Trainer
 from tests.helpers.errors import raises
 from tests.helpers.texts import write_corpus
 from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import randomize
+from tests.helpers.training import trained_on_text
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
 
@@ -32,10 +32,7 @@ def exported(folder, position, **fields):
     """A model with random weights, as ours and as transformers'."""
     run = tiny_run(**{"model.position": position, "model.layers": 2, "task.blanks": 20} | fields)
     model = Transformer(run).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.5, generator=generator)
+    randomize(model.parameters(), 0.5)
     (folder / "checkpoint").mkdir()
     save_model(folder / "checkpoint", model, run)
     export(folder / "checkpoint", folder / "exported")
@@ -106,14 +103,7 @@ def test_sampled_positions_are_evaluated_without_a_cache(tmp_path):
 def trained(tmp_path_factory, cache):
     """A checkpoint of a model that was trained on a small text."""
     folder, checkpoint = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("checkpoint")
-    task = {"kind": "wikitext", "corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300}
-    trainer = Trainer(
-        tiny_run(task=task, **{"model.position": ["cope"], "train.steps": 20, "train.lr": 0.01}), Runtime()
-    )
-    while not trainer.done:
-        trainer.train_step()
-    save_model(checkpoint, trainer.model, trainer.spec)
-    shutil.copy(trainer.spec.task.tokenizer_json, checkpoint)
+    trained_on_text(folder, checkpoint)
     return checkpoint, (folder / "wiki.test.tokens").read_text()
 
 

@@ -11,6 +11,7 @@ from cope_sweep.kernels import attend, operator, using
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
 from cope_sweep.model import Transformer
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
+from tests.helpers.tiny_models import randomize
 from tests.kernels.cases import Case, make_inputs, problem_of, random_tensors
 
 PROBLEMS = {
@@ -55,10 +56,7 @@ def model(position, **fields):
     task = {"kind": "selective_copy", "tokens": 2, "vocabulary": 6, "blanks": 40, "dense_blanks": 1, "sparse_blanks": 4}
     size = {"layers": 1, "dim": 16, "heads": 2}
     built = Transformer(RunSpec.model_validate({"task": task, "model": {**size, "position": position, **fields}}))
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in built.position.parameters():
-            parameter.normal_(0, 0.5, generator=rng)
+    randomize(built.position.parameters(), 0.5)
     return built
 
 

@@ -12,6 +12,7 @@ from cope_sweep.model import Transformer, load_model, save_model
 from cope_sweep.model.attention import self_attention
 from cope_sweep.model.packing import Packing
 from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import randomize
 
 OPTIONS = [
     {"output_gate": "channel"},
@@ -31,10 +32,7 @@ def run_of(options, family="gpt2", **overrides):
 def random_model(run):
     """With random weights everywhere: at its start, gates are near ½ and gains 1."""
     model = Transformer(run).double().eval()
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 1, generator=rng)
+    randomize(model.parameters(), 1)
     return model
 
 

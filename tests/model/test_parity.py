@@ -6,6 +6,7 @@ import torch
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE
 from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import randomize
 from tests.positions import naive
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
@@ -27,10 +28,7 @@ def x_transformers():
 
 def random_model(**overrides):
     model = Transformer(tiny_run(**SHAPE | overrides)).double().eval()
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=rng)
+    randomize(model.parameters(), 0.3)
     return model
 
 

@@ -49,9 +49,7 @@ class FigureKind(FigureSpec):
     """
 
     SHOWS: ClassVar[str]
-    """The content of the figure in one line: its title in lists."""
-    HELP: ClassVar[str] = ""
-    """Its line in `cope-sweep figure --help`, where that names options, too; empty: SHOWS."""
+    """The content of the figure in one line: its title in lists, and its line in `cope-sweep figure --help`."""
     OFFERED: ClassVar[Literal["always", "axes", "search", "declared"]] = "declared"
     """The ablations that have it without declaring it: all; those whose rows differ on an axis; searches; none."""
     TAKES: ClassVar[tuple[str, ...]] = ("metric", "row", "log")

@@ -46,9 +46,7 @@ def attention(
     keep: Keep = None,
     threads: Threads = None,
     repetitions: Repetitions = 9,
-    avx2: Annotated[
-        bool, typer.Option("--avx2", help="Use no better instructions than AVX2, in all alternatives.")
-    ] = False,
+    avx2: Annotated[bool, typer.Option("--avx2", help="Use at most AVX2 in every alternative.")] = False,
 ) -> None:
     """Measure attention with CoPE on this CPU: native kernels, PyTorch in blocks, the paper's listing and torch's SDPA.
 
@@ -118,7 +116,7 @@ def gates(
     keep: Keep = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of a row.")] = [512, 2048, 8192],  # noqa: B006
 ) -> None:
-    """Measure how far positions are off that are summed in bfloat16, in float32, or in fixed point. Takes seconds.
+    """Measure the error of positions that are summed in bfloat16, in float32, or in fixed point. Takes seconds.
 
     Example: `cope-sweep bench gates`
     """
@@ -129,7 +127,7 @@ def gates(
 def sizes(
     as_json: JsonOpt = False,
     keep: Keep = None,
-    head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=256, help="Of the queries.")] = 64,
+    head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=256, help="Head dimension of the queries.")] = 64,
 ) -> None:
     """Compile the Triton kernels for an H100, and count registers, memory and instructions. Needs no GPU, and times nothing.
 

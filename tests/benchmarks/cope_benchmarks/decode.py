@@ -7,15 +7,14 @@ logits of the token are compared with those of a full pass.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from cope_benchmarks.prefill import run_of
 from cope_benchmarks.report import Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import times
-from cope_sweep.config import RunSpec
 from cope_sweep.model import Transformer
 
 GPT2_SMALL = {"family": "gpt2", "layers": 12, "dim": 768, "heads": 12}
@@ -45,7 +44,7 @@ def measure(tokens: Sequence[int], repetitions: int, layers: int = 12, vocabular
     rows = Rows("decode")
     size = GPT2_SMALL | {"layers": layers}
     models = {
-        name: Transformer(_run(size, position, max(tokens) + 1, vocabulary)).eval()
+        name: Transformer(run_of(size, position, max(tokens) + 1, vocabulary)).eval()
         for name, position in ALTERNATIVES.items()
     }
     for length in tokens:
@@ -89,10 +88,3 @@ def _step(
 
 def _distinct(layer: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return list({x.data_ptr(): x for x in layer.values()}.values())
-
-
-def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
-    lengths = dict.fromkeys(("blanks", "dense_blanks", "sparse_blanks"), 0)
-    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1} | lengths  # nothing of it is read
-    spec = {"task": task, "model": model | {"position": position, "context": tokens}}
-    return RunSpec.model_validate_json(json.dumps(spec))

@@ -94,7 +94,7 @@ def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
 
 def _models(size: Mapping[str, Any], alternatives: Alternatives, tokens: int, vocabulary: int, device: str) -> Models:
     return {
-        name: (Transformer(_run(dict(size), position, tokens, vocabulary)).to(device).eval(), kernel)
+        name: (Transformer(run_of(dict(size), position, tokens, vocabulary)).to(device).eval(), kernel)
         for name, (position, kernel) in alternatives.items()
     }
 
@@ -118,7 +118,7 @@ def measure_one(prompt: tuple[int, str], models: Models, device: str, repetition
     return found
 
 
-def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
+def run_of(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
     lengths = dict.fromkeys(("blanks", "dense_blanks", "sparse_blanks"), 0)
     task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1} | lengths  # nothing of it is read
     spec = {"task": task, "model": model | {"position": position, "context": tokens}}

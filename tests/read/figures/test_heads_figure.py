@@ -242,7 +242,7 @@ def first_layer(predictor):
 def test_every_heatmap_has_its_values(first_layer):
     text = page(first_layer, LABELS, MARKS, title="x")
     layer = first_layer.layers[0]
-    for head, script in enumerate(Page(text).scripts[:2]):
+    for head, script in zip((0, 1), Page(text).scripts[:2], strict=True):
         cope = layer.contextual["cope"]
         matrices = [cope.gates_HTT, cope.positions_HTT, layer.position_only_attention_HTT, layer.attention_HTT]
         for column, (matrix, expected_HTT) in enumerate(zip(json.loads(script), matrices, strict=True)):

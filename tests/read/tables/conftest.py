@@ -25,11 +25,3 @@ def partial(plan, store):
     fail(store, other.runs[1])
     fail(store, none.runs[0])
     return table(plan, store)
-
-
-@pytest.fixture
-def complete(plan, store):
-    for index, row in enumerate(plan.rows):
-        for run in row.runs:
-            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": float(index)})
-    return table(plan, store)

@@ -33,6 +33,7 @@ from cope_sweep.read.tables import export
 from cope_sweep.store import RunQuery, RunRecord
 from cope_sweep.store.index import IndexUnavailable
 from tests.helpers.errors import raises
+from tests.helpers.processes import until
 from tests.helpers.sample_store import API, SampleStore, server_process, serving
 
 RUNS = 3_000
@@ -77,13 +78,6 @@ def work_metrics(client: httpx.Client, kind: str) -> tuple[int, int, int]:
         if each.labels.get("work") == kind
     }
     return found["cope_work_running"], found["cope_work_waiting"], found["cope_work_refused_total"]
-
-
-def until(holds: Callable[[], bool], limit_s: float = 30) -> None:
-    end_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def slow_client(url: str, path: str, method: str = "GET", *, accept: str = "*/*", body_bytes: int = 0) -> socket.socket:
@@ -135,12 +129,12 @@ def test_slow_exports_stop_nothing_and_leave_no_slot_taken(many: SampleStore) ->
         with ExitStack() as stack:
             for _ in range(limit.running + limit.waiting):
                 stack.enter_context(closing(slow_client(url, EXPORT)))
-            until(lambda: work_metrics(client, "exports")[:2] == (limit.running, limit.waiting))
+            until(lambda: work_metrics(client, "exports")[:2] == (limit.running, limit.waiting), 30)
             for _ in range(41):
                 assert_refused(client.get(EXPORT), "exports")
             assert_probes_answer(client)
             assert client.get(f"{API}/runs").status_code == 200
-        until(lambda: work_metrics(client, "exports") == (0, 0, 41))
+        until(lambda: work_metrics(client, "exports") == (0, 0, 41), 30)
         assert len(client.get(EXPORT).json()) == RUNS + 3
 
 
@@ -191,7 +185,7 @@ def test_requests_that_hang_leave_threads_for_others(
             stack.enter_context(closing(slow_client(str(client.base_url), paths[kind], accept=f"*/*;q=0.{n}")))
             for n in range(1, 1 + limit.running + limit.waiting)
         ]
-        until(lambda: work_metrics(client, kind)[:2] == (limit.running, limit.waiting))
+        until(lambda: work_metrics(client, kind)[:2] == (limit.running, limit.waiting), 30)
         assert_probes_answer(client)
         assert_refused(client.get(paths[kind]), kind)
         for other, path in paths.items():
@@ -199,7 +193,7 @@ def test_requests_that_hang_leave_threads_for_others(
         go_on.set()
         for connection in clients:
             assert connection.recv(15).startswith(b"HTTP/1.1 200")
-        until(lambda: work_metrics(client, kind)[:2] == (0, 0))
+        until(lambda: work_metrics(client, kind)[:2] == (0, 0), 30)
         assert client.get(paths[kind]).status_code == 200
 
 
@@ -210,7 +204,7 @@ def test_a_body_that_does_not_arrive_takes_no_slot(own_sample: SampleStore, meth
         for _ in range(LIMITS["answers"].running):
             connection = stack.enter_context(closing(slow_client(str(client.base_url), path, method, body_bytes=100)))
             connection.sendall(b"{")
-        until(lambda: b"cope_http_requests_active 9.0" in client.get("/metrics").content)
+        until(lambda: b"cope_http_requests_active 9.0" in client.get("/metrics").content, 30)
         assert work_metrics(client, "sweeps" if method == "POST" else "answers")[:2] == (0, 0)
 
 
@@ -249,14 +243,14 @@ def test_slots_of_requests_that_end_otherwise(many: SampleStore, monkeypatch: py
         with client.stream("GET", EXPORT) as left:
             next(left.iter_raw(10))
         for kind in ("exports", "downloads"):
-            until(lambda kind=kind: work_metrics(client, kind) == (0, 0, 0))  # type: ignore[misc]
+            until(lambda kind=kind: work_metrics(client, kind) == (0, 0, 0), 30)  # type: ignore[misc]
 
 
 def test_a_client_that_stops_reading_loses_its_slot(many: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "STALLED_S", 0.3)
     with serving(many.settings()) as client, closing(slow_client(str(client.base_url), EXPORT)):
-        until(lambda: work_metrics(client, "exports")[0] == 1)
-        until(lambda: work_metrics(client, "exports")[0] == 0)
+        until(lambda: work_metrics(client, "exports")[0] == 1, 30)
+        until(lambda: work_metrics(client, "exports")[0] == 0, 30)
 
 
 def test_a_waiting_client_that_leaves_gives_up_its_place() -> None:

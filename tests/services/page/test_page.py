@@ -361,7 +361,7 @@ def test_the_text_of_figures_has_one_size_because_they_are_drawn_for_their_width
     with browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark") as context:
         visitor = Visitor.of(context, origin)
         page = visitor.open("ablations/tiny?tab=figures", ".figures img")
-        page.locator("summary", has_text="final metrics of many rows").click()
+        page.locator("summary", has_text="many rows and columns as numbers").click()
         page.wait_for_selector("details .picture.printed img")
         page.wait_for_function("() => document.querySelectorAll('.figures img').length === 3")
         page.wait_for_function("() => [...document.querySelectorAll('.figures img')].every((each) => each.style.width)")

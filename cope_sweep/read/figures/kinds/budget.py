@@ -34,8 +34,7 @@ class Budget(FigureKind):
     numbers.
     """
 
-    SHOWS = "the history of a search: the best value so far"
-    HELP = "the history of a search: the value of each row, and the best so far"
+    SHOWS = "the history of a search: the value of each row, and the best so far"
     ORDER = 60
     IN_FILES = False
     OFFERED = "search"

@@ -34,8 +34,7 @@ class Contexts(FigureKind):
     Each variant of the evaluation (`evaluate.variants`) has its own line.
     """
 
-    SHOWS = "a metric against the length of the evaluation context, or the place in it"
-    HELP = "a metric against the length of the evaluation context, or perplexity against the place in it"
+    SHOWS = "a metric against the length of the evaluation context, or perplexity against the place in it"
     ORDER = 40
     TAKES = ("metric", "panels", "row", "log")
 

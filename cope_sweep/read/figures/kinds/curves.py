@@ -44,7 +44,6 @@ class Curves(FigureKind):
     """Metrics against the training step: a line for each row, with a band over its seeds."""
 
     SHOWS = "learning curves: metrics by step or time, mean and band over seeds"
-    HELP = "learning curves, mean and band over seeds; `--x time` by wall time"
     ORDER = 20
     OFFERED = "always"
     TAKES = ("metric", "x", "row", "log")

@@ -59,8 +59,7 @@ class Heatmap(FigureKind):
     ranked by that share. Where most seeds of a row have not, its cells of other metrics are grey.
     """
 
-    SHOWS = "final metrics of many rows, sorted by mean rank"
-    HELP = "many rows and columns as numbers and colours, sorted by mean rank"
+    SHOWS = "many rows and columns as numbers and colours, sorted by mean rank"
     ORDER = 50
     OFFERED = "axes"
     TAKES = ("metric", "panels", "row")

@@ -46,8 +46,7 @@ SHOWN: dict[Show, tuple[str, str]] = {
 class Maps(FigureKind):
     """Maps of a trained model's heads over a sequence: a probe of the checkpoint of one run."""
 
-    SHOWS = "gates, positions or attention of heads over the tokens (--show)"
-    HELP = "gates, positions or attention of a model's heads over the tokens"
+    SHOWS = "gates, positions or attention of a model's heads over the tokens"
     ORDER = 70
     ONE_ROW = True
     NEEDS_CHECKPOINT = True

@@ -54,8 +54,7 @@ class Summary(FigureKind):
     if it has any. Panels of percentages of the same quantity share an axis.
     """
 
-    SHOWS = "final metrics of each row beside the published values"
-    HELP = "every row of the table with a dot for each seed and their median, beside the published value"
+    SHOWS = "every row of the table with a dot for each seed and their median, beside the published value"
     ORDER = 10
     IN_FILES = False
     OFFERED = "always"

@@ -28,8 +28,7 @@ class Values(FigureKind):
     Against a fact of the runs, such as a cost, each row is a point.
     """
 
-    SHOWS = "final metrics against a parameter that varies"
-    HELP = "final metrics against a parameter (`--x train.lr`), with a dot for each seed"
+    SHOWS = "final metrics against a parameter, with a dot for each seed"
     ORDER = 30
     OFFERED = "axes"
     TAKES = ("metric", "x", "panels", "row", "log")
