@@ -231,10 +231,9 @@ def test_the_files_of_a_report_have_todays_names_and_values(stem, reports):
         pd.testing.assert_series_equal(names, expected["row"].loc[names.index], obj=f"{curves.name}; run: {command}")
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_pair_of_rows_has_one_p_and_one_verdict_in_a_report(stem, reports):
-    report = reports[stem]
-    model, p_values = table_of(report).model, {}
+def compared_twice(report):
+    """Pairs of rows that a claim and the table both compare: the claim's pair, the row, the other one, and its cell."""
+    model = table_of(report).model
     rows = {row.row: row for row in model.rows}
     for finding in claim_findings(report.plan, model):
         for pair in finding.pairs:
@@ -245,10 +244,22 @@ def test_a_pair_of_rows_has_one_p_and_one_verdict_in_a_report(stem, reports):
                     continue
                 if finding.measure != pair.cell.column.title:  # a variant judges the other row: another pair
                     continue
-                is_better = "better" if row == pair.better.row else "worse"
-                assert cell.p_adjusted == pair.comparison.p_adjusted, (row, other)
-                assert p_values.setdefault((frozenset((row, other)), column), cell.p_adjusted) == cell.p_adjusted
-                assert (cell.verdict == is_better) == (pair.comparison.verdict == "better"), (row, other)
+                yield pair, row, other, cell
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_pair_of_rows_has_one_p_and_one_verdict_in_a_report(stem, reports):
+    p_values = {}
+    for pair, row, other, cell in compared_twice(reports[stem]):
+        is_better = "better" if row == pair.better.row else "worse"
+        key = (frozenset((row, other)), pair.cell.column.name)
+        assert cell.p_adjusted == pair.comparison.p_adjusted, (row, other)
+        assert p_values.setdefault(key, cell.p_adjusted) == cell.p_adjusted
+        assert (cell.verdict == is_better) == (pair.comparison.verdict == "better"), (row, other)
+
+
+def test_many_reports_compare_a_pair_twice(reports):
+    assert sum(any(compared_twice(report)) for report in reports.values()) > 10
 
 
 REPEATED = ("encodings_counting", "encodings_counting.one_machine")
