@@ -1,7 +1,7 @@
 // Opens the view that the address names, and opens another when the address changes.
 
 import { key, Unreachable } from "./api.js";
-import { empty, h, marked } from "./dom.js";
+import { empty, h, marked, replace } from "./dom.js";
 import { poll, REFRESH_MS } from "./poll.js";
 import { current, link } from "./route.js";
 import { ablation } from "./views/ablation.js";
@@ -15,10 +15,12 @@ import { tried } from "./views/tried.js";
 
 const byId = (id) => document.getElementById(id);
 const live = byId("live");
+const message = h("div"); // below the view until it is drawn; instead of it if it cannot be
 
 /**
- * A view is a function of (root, name) that returns {title, refresh, close}. `refresh(params)` reads the service and draws
- * what has changed; it is called when the parameters change, and every few seconds unless `still` is set.
+ * A view is a function of a name that returns {nodes, title, refresh, close}: `nodes` are its parts. `refresh(params)` reads
+ * the service and draws what has changed into them; it is called when the parameters change, and every few seconds unless
+ * `still` is set.
  */
 const VIEWS = {
   ablations: [overview, ablation],
@@ -43,7 +45,9 @@ function report(error) {
 }
 
 function showError(error) {
-  open.root.replaceChildren(
+  open.root.classList.add("unshown");
+  replace(
+    message,
     h("div", { class: "error", role: "alert" },
       h("h1", {},
         error.status === 404 ? "Not found" : error.status === 401 ? "This server requires an API key" : "This view cannot be shown",
@@ -67,6 +71,8 @@ async function refresh() {
   await view.refresh(current().params);
   if (open.view !== view) return;
   open.drawn = true;
+  open.root.classList.remove("unshown");
+  replace(message);
   live.className = "";
   live.textContent = `updated ${new Date().toLocaleTimeString("en-GB")}`;
   document.title = `${view.title()} · cope-sweep`;
@@ -87,13 +93,14 @@ function show() {
   open?.poller.stop();
   open?.view.close?.();
   const [list, one] = VIEWS[path[0] ?? "ablations"] ?? [];
-  const root = h("div", { class: `view-${path[0] ?? "ablations"}` }, empty("Loading …"));
-  byId("main").replaceChildren(root);
+  const factory = path.length > 1 ? one : list;
+  const view = factory ? factory(path[1]) : { nodes: [], refresh: unknown };
+  const root = h("div", { class: `view-${path[0] ?? "ablations"}` }, view.nodes);
+  replace(message, empty("Loading …"));
+  byId("main").replaceChildren(root, message);
   for (const each of document.querySelectorAll("header nav a")) {
     each.toggleAttribute("aria-current", each.hash === `#/${path[0] ?? "ablations"}`);
   }
-  const factory = path.length > 1 ? one : list;
-  const view = factory ? factory(root, path[1]) : { refresh: unknown };
   open = { at, view, root, drawn: false };
   live.textContent = "";
   open.poller = poll(refresh, view.still ? 1e9 : REFRESH_MS, report);

@@ -715,6 +715,27 @@ def test_home_draws_many_points_and_tells_its_own_errors_from_a_lost_server(visi
     visitor.problems.clear()
 
 
+def test_a_view_is_drawn_when_an_error_has_passed(visitor: Visitor) -> None:
+    refusals = [429]
+    busy = {"detail": "busy"}
+    visitor.page.route(
+        "**/api/v1/claims?*",
+        lambda route: route.fulfill(status=refusals.pop(), json=busy) if refusals else route.fallback(),
+    )
+    recovered = {"ablations/tiny": "() => dispatchEvent(new Event('routechange'))"}
+    recovered["ablations/tiny?metric=old"] = "() => { location.hash = '#/ablations/tiny' }"
+    for address, again in recovered.items():
+        page = visitor.open(address, ".error")
+        assert page.locator("h1:visible").all_inner_texts() == ["This view cannot be shown"]
+        page.evaluate(again)
+        assert page.wait_for_selector(".uplot canvas").bounding_box()["width"] > 400
+        page.locator(".claims").wait_for()
+        assert page.locator("h1:visible").all_inner_texts() == ["Selective copy, tiny"]
+        assert page.locator(".error").count() == 0
+    assert [each for each in visitor.problems if "429" not in each and "422" not in each] == []
+    visitor.problems.clear()
+
+
 def test_an_address_with_a_stray_percent_sign_is_not_found(visitor: Visitor) -> None:
     for address in ("runs/%", "%"):
         page = visitor.open(address, ".error")

@@ -110,12 +110,12 @@ function downloads(name, { scale, sets }, committed) {
   );
 }
 
-export function ablation(root, name) {
+export function ablation(name) {
   const part = changes();
   const [head, banner, claims, main, curves, other] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
   const drawTable = resultsTable(main);
-  let [started, title, mlflowUrl] = [false, name, undefined];
+  let [title, mlflowUrl] = [name, undefined];
   const form = trainForm(name, chooseScale);
 
   /** Draw the results, and return where they are from. */
@@ -142,6 +142,7 @@ export function ablation(root, name) {
   }
 
   return {
+    nodes: [head, banner, h("div", { class: "beside" }, main, curves), claims, other],
     title: () => title,
     close() {
       plot.close();
@@ -156,8 +157,6 @@ export function ablation(root, name) {
       const chosenTab = params.get("tab") ?? "results";
       const tab = pages.some(([each]) => each === chosenTab) ? chosenTab : "results";
       title = detail.title || name;
-      if (!started) replace(root, head, banner, h("div", { class: "beside" }, main, curves), claims, other);
-      started = true;
       part("head", JSON.stringify([detail, size, tab, pages, mlflowUrl]), () =>
         replace(head, ...header({ ...detail, scales: base.scales, variants: base.variants }, size, tab, pages, mlflowUrl)),
       );

@@ -181,12 +181,12 @@ const WELCOME = h("div", { class: "welcome" },
     guide && [" The ", h("a", { href: guide }, "documentation"), " has a tutorial, recipes and the reference."]),
 );
 
-export function overview(root) {
+export function overview() {
   const part = changes();
   const [intro, active, mine, claims, library] = [h("p", { class: "lead" }), h("div"), h("div"), h("div"), h("div")];
   const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
   const ask = askField();
-  let started = false;
+  ask.hidden = true; // until something was tried
 
   /** The verdicts that come with the files: a line for each table of the paper, which opens. */
   async function drawClaims(query) {
@@ -213,6 +213,7 @@ export function overview(root) {
   }
 
   return {
+    nodes: [h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search, ask), active, mine, claims, library],
     title: () => "Ablations",
     async refresh(params) {
       const [ablations, finished, running] = await Promise.all([
@@ -220,8 +221,6 @@ export function overview(root) {
         get(at("runs", { status: "finished", limit: 1 })), // a run can be in several ablations
         get(at("sweeps", { limit: 20 })).catch(() => ({ sweeps: [] })),
       ]);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search, ask), active, mine, claims, library);
-      started = true;
       if (document.activeElement !== search) search.value = params.get("q") ?? "";
       const query = (params.get("q") ?? "").trim();
       const sorted = ablations.filter(({ name, title, reproduces }) => hasWords([name, title, reproduces].join(" "), query)).sort(order);
@@ -231,7 +230,7 @@ export function overview(root) {
       const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
       const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
       part("list", JSON.stringify([query, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
-        ask.hidden = !finished.total; // nothing was tried yet
+        ask.hidden = !finished.total;
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         replace(
           mine,

@@ -51,12 +51,15 @@ function textForm(area, measure, insert) {
   );
 }
 
-export function playground(root) {
-  const [chooser, form, results] = [h("div"), h("div"), h("div", { "aria-live": "polite" })];
+export function playground() {
+  const [chooser, results] = [h("div"), h("div", { "aria-live": "polite" })];
   const runs = new Map(); // id → GET /runs/{id} without its curve
   const area = h("textarea", { id: "text", rows: 4, spellcheck: "false", "data-key": "text", "aria-describedby": "text-help" });
-  let [started, drawn, asked, controller] = [false, "", "", null];
-
+  const title = h("div", { class: "head" },
+    h("h1", {}, "Playground"),
+    h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
+  );
+  let [drawn, asked, controller] = ["", "", null];
   let inserted = ""; // the example that this page has written
   const chosenIds = () => current().params.getAll("run").filter((id) => id !== NONE);
   const nameOfId = (id) => (runs.has(id) ? nameOf(runs.get(id)) : id);
@@ -127,6 +130,7 @@ export function playground(root) {
   }
 
   return {
+    nodes: [title, h("div", { class: "desk" }, h("div", {}, textForm(area, measure, insert)), chooser), results],
     still: true,
     title: () => "Playground",
     close: () => controller?.abort(),
@@ -139,15 +143,6 @@ export function playground(root) {
         change({ run: chosen }, { replace: true }); // draws this view again
         return;
       }
-      if (!started) {
-        const title = h("div", { class: "head" },
-          h("h1", {}, "Playground"),
-          h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
-        );
-        replace(root, title, h("div", { class: "desk" }, h("div", {}, form), chooser), results);
-        replace(form, textForm(area, measure, insert));
-      }
-      started = true;
       const state = JSON.stringify([found, chosen]);
       if (state !== drawn) replace(chooser, choiceFields(found, chosen, nameOfId));
       drawn = state;

@@ -18,11 +18,11 @@ const TABS = [
   ["checkpoint", "Checkpoint"],
 ];
 
-export function run(root, id) {
+export function run(id) {
   const part = changes();
   const [top, body] = [h("div"), h("div")];
   const panels = curvePanels({ seeds: false, time: false });
-  let [started, title] = [false, id];
+  let title = id;
 
   function drawResults(found, params) {
     const keys = new Set([...Object.keys(found.metrics), ...found.curve.flatMap((row) => Object.keys(row))]);
@@ -62,14 +62,13 @@ export function run(root, id) {
   }
 
   return {
+    nodes: [top, body],
     title: () => title,
     close: panels.close,
     async refresh(params) {
       const found = await get(at(["runs", id]));
       const tab = params.get("tab") ?? RESULTS;
       title = `${found.row ?? id}${found.seed === null ? "" : `, seed ${found.seed}`}`;
-      if (!started) replace(root, top, body);
-      started = true;
       const { curve, ...rest } = found;
       part("top", JSON.stringify([rest, tab]), () =>
         replace(top, head(found), tabs("Parts of the run", TABS, tab, (value) => change({ tab: value }))),

@@ -122,13 +122,13 @@ function chooseAll(ids, chosen) {
   });
 }
 
-export function runs(root) {
+export function runs() {
   const part = changes();
   const [top, chooser, list, compared] = [h("div"), h("div"), h("div"), h("div")];
   const comparison = compareRuns(compared);
   const find = (search) => change({ search }, { replace: true });
   const search = searchField("Search runs", "id, row, ablation, message", find);
-  let [started, asked, pages, later, next, keys] = [false, "", 1, [], null, []];
+  let [asked, pages, later, next, keys] = ["", 1, [], null, []];
   const learned = new Set(); // rows whose keys are known
 
   /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
@@ -189,12 +189,11 @@ export function runs(root) {
   }
 
   return {
+    nodes: [h("div", { class: "head" }, h("h1", {}, "Runs"), search), top, chooser, list, compared],
     title: () => "Runs",
     close: () => comparison.close(),
     async refresh(params) {
       const ablations = (await get(at("ablations"))).map((each) => each.name);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs"), search), top, chooser, list, compared);
-      started = true;
       if (document.activeElement !== search) search.value = params.get("search") ?? "";
       part("filters", JSON.stringify([ablations, CONDITIONS.map((name) => params.getAll(name))]), () =>
         replace(top, filters(params, ablations)),

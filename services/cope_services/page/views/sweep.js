@@ -66,14 +66,14 @@ function sweepActions(id) {
   return { notice, buttons };
 }
 
-export function sweep(root, id) {
+export function sweep(id) {
   const part = changes();
   const [head, live, failed, curves, list, written] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
   const counted = h("div", { class: "counts" });
   const [actions, { notice, buttons }] = [h("div", { class: "actions" }), sweepActions(id)];
   const leaving = new AbortController();
-  let [started, listening, all] = [false, false, false];
+  let [listening, all] = [false, false];
 
   const drawCounts = (found) => replace(counted, progress(found.counts), h("small", {}, sweepSummary(found)));
 
@@ -134,6 +134,7 @@ export function sweep(root, id) {
   }
 
   return {
+    nodes: [head, live, failed, curves, list, written],
     title: () => `Sweep ${id}`,
     close() {
       leaving.abort();
@@ -141,8 +142,6 @@ export function sweep(root, id) {
     },
     async refresh(params) {
       const found = await get(at(["sweeps", id]));
-      if (!started) replace(root, head, live, failed, curves, list, written);
-      started = true;
       part("head", JSON.stringify([found.status, found.counts, found.to_suggest, found.ended_ms]), () => drawHead(found));
       if (isActive(found)) {
         if (!listening) listen();

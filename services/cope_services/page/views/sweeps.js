@@ -27,22 +27,20 @@ function line(sweep) {
   ];
 }
 
-export function sweeps(root) {
+export function sweeps() {
   const part = changes();
   const [controls, list] = [h("div", { class: "bar controls" }), h("div")];
   const head = h("div", { class: "head" },
     h("h1", {}, "Sweeps"),
     h("p", { class: "lead" }, "Each is one execution of an ablation, with its settings, machine and results."),
   );
-  let started = false;
   return {
+    nodes: [head, controls, list],
     title: () => "Sweeps",
     async refresh(params) {
       const ablation = params.get("ablation") ?? "";
       const [page, ablations] = await Promise.all([get(at("sweeps", { ablation, limit: LIMIT })), get(at("ablations"))]);
       const names = ablations.map((each) => each.name);
-      if (!started) replace(root, head, controls, list);
-      started = true;
       part("controls", JSON.stringify([ablation, names]), () =>
         replace(controls, select("ablation", [["", "any"], ...names], ablation, (value) => change({ ablation: value }))),
       );

@@ -8,7 +8,7 @@ import { change, link, shortIds } from "../route.js";
 const EXAMPLE = "model.position=cope,rope task.kind=flip_flop";
 
 /** The field of the question: a key with its values, then conditions. A view makes it once. */
-export const askField = (text = "") =>
+export const askField = () =>
   h("form", {
       class: "ask",
       role: "search",
@@ -18,7 +18,7 @@ export const askField = (text = "") =>
         if (q) location.hash = link(["tried"], { q });
       },
     },
-    h("input", { type: "search", name: "q", value: text, placeholder: EXAMPLE, "aria-label": "What was tried", "data-key": "tried", title: "A key and its values, then conditions as in the filter of runs" }),
+    h("input", { type: "search", name: "q", placeholder: EXAMPLE, "aria-label": "What was tried", "data-key": "tried", title: "A key and its values, then conditions as in the filter of runs" }),
     h("button", { type: "submit" }, "What was tried?"),
   );
 
@@ -43,20 +43,17 @@ function group({ settings, ablations, values }, { key, metric }) {
   );
 }
 
-export function tried(root) {
+export function tried() {
   const part = changes();
   const [controls, found] = [h("div", { class: "bar controls" }), h("div")];
-  let [started, field] = [false, null];
+  const field = askField();
+  const lead = "All runs with some values of a key, in whichever ablation, grouped by the settings that differ otherwise. An overview, and no test: the table of an ablation says which differences are real.";
+  const head = h("div", { class: "head" }, h("h1", {}, "What was tried"), h("p", { class: "lead" }, lead));
   return {
+    nodes: [head, field, controls, found],
     title: () => "What was tried",
     async refresh(params) {
       const q = params.get("q") ?? "";
-      if (!started) {
-        field = askField(q);
-        const lead = "All runs with some values of a key, in whichever ablation, grouped by the settings that differ otherwise. An overview, and no test: the table of an ablation says which differences are real.";
-        replace(root, h("div", { class: "head" }, h("h1", {}, "What was tried"), h("p", { class: "lead" }, lead)), field, controls, found);
-        started = true;
-      }
       if (!field.contains(document.activeElement)) field.elements.q.value = q;
       const [values, ...filter] = q.split(/\s+/).filter(Boolean);
       if (!values) {
