@@ -19,6 +19,12 @@ export function shown(key, value) {
   return plain(value);
 }
 
+/** The name of a run for people: "CoPE, seed 1". */
+export const nameOf = (run) => `${run.row ?? run.run_id}${run.seed === null ? "" : `, seed ${run.seed}`}`;
+
+/** Runs of one request or answer, as GET /runs takes them. */
+export const MOST_RUNS = 1000;
+
 /** Fields of a run that tables of runs need. The API leaves the others out if any field or key is asked for. */
 export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms", "metrics"];
 

@@ -872,6 +872,33 @@ def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Sit
     assert page.locator(".strip").first.locator(".key.later").count() == 3
 
 
+def test_the_playground_keeps_what_is_typed_and_an_empty_choice(visitor: Visitor, site: Site) -> None:
+    cope, absolute = site.sample.ids[:2]
+    page = visitor.open(f"playground?run={cope}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas")
+    area = page.get_by_label("Text", exact=True)
+    assert area.bounding_box()["width"] > 500
+    area.fill("1 _ > 1")
+    page.locator(f"[data-key='run {absolute}']").check()
+    page.locator(".scored .who").nth(1).wait_for()
+    assert area.input_value() == "1 _ > 1"
+    page.get_by_role("button", name="Measure").click()
+    page.wait_for_function("() => new URLSearchParams(location.hash).get('text') === '1 _ > 1'")
+    page.go_back()
+    page.wait_for_function("() => document.getElementById('text').value === '1 _ 0 _ > 1 0'")
+    page.locator(f"[data-key='run {absolute}']").click()
+    page.locator(f"[data-key='run {cope}']").click()
+    page.wait_for_function("() => location.hash.includes('run=none')")
+    page.wait_for_function("() => !document.querySelector('.checkpoints input:checked')")
+
+
+def test_the_playground_says_when_an_ablation_has_no_checkpoint(visitor: Visitor) -> None:
+    page = visitor.open("playground?ablation=curves&scale=small", ".checkpoints input:checked")
+    assert page.get_by_text("curves has no checkpoint here; these are of tiny.").is_visible()
+    page.get_by_label("scale").select_option("longer")
+    page.get_by_text("No run of this scale is finished.").wait_for()
+    assert "ablation=tiny&scale=longer" in page.url
+
+
 def test_the_playground_tells_its_own_errors_from_a_lost_server(visitor: Visitor, site: Site) -> None:
     address = f"playground?run={site.sample.ids[0]}&ask=1&text=1 _ 0 _ > 1 0"
     visitor.page.route("**/api/v1/perplexity", lambda route: route.fulfill(json={}))

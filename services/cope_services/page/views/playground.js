@@ -5,6 +5,7 @@ import { empty, h, marked, replace, section, table } from "../dom.js";
 import { EXAMPLES } from "../examples.js";
 import { fixed, number } from "../format.js";
 import { change, current, link } from "../route.js";
+import { nameOf } from "../values.js";
 import { choiceFields, loadChoice, NONE } from "./checkpoint_choice.js";
 import { hasGates, heads } from "./heads.js";
 import { legend, surprise } from "./surprise.js";
@@ -13,8 +14,6 @@ import { legend, surprise } from "./surprise.js";
 const exampleOf = (run) => EXAMPLES[run?.spec?.task.kind] ?? run?.example ?? null;
 
 const DEFAULT_ROWS = 4; // whose best seeds are chosen at first
-
-const nameOf = (run) => `${run.row ?? run.run_id}${run.seed === null ? "" : `, seed ${run.seed}`}`;
 
 function totals(results, nameOfId) {
   const units = results.some((each) => each.total.text);
@@ -38,7 +37,7 @@ function textForm(area, measure, insert) {
     event.preventDefault();
     measure();
   };
-  return h("form", { class: "ask", onsubmit },
+  return h("form", { class: "prompt", onsubmit },
     h("label", { for: "text" }, "Text"),
     area,
     h("p", { id: "text-help", class: "note" },
@@ -61,6 +60,7 @@ export function playground() {
   );
   let [drawn, asked, controller] = ["", "", null];
   let inserted = ""; // the example that this page has written
+  let taken = null; // the text of the address, when it was last read: what was typed since stays
   const chosenIds = () => current().params.getAll("run").filter((id) => id !== NONE);
   const nameOfId = (id) => (runs.has(id) ? nameOf(runs.get(id)) : id);
 
@@ -78,7 +78,8 @@ export function playground() {
   }
 
   function measure() {
-    change({ text: area.value, ask: true });
+    taken = area.value;
+    change({ text: taken, ask: true });
     ask(true);
   }
 
@@ -146,7 +147,9 @@ export function playground() {
       const state = JSON.stringify([found, chosen]);
       if (state !== drawn) replace(chooser, choiceFields(found, chosen, nameOfId));
       drawn = state;
-      if (params.get("text") !== null && document.activeElement !== area) area.value = params.get("text");
+      const text = current().params.get("text");
+      if (text !== taken && text !== null) area.value = text;
+      taken = text;
       if ((!area.value || area.value === inserted) && chosen.length) {
         inserted = exampleOf(runs.get(chosen[0])) ?? "";
         area.value = inserted;
