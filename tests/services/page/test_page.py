@@ -940,6 +940,34 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     visitor.problems.clear()
 
 
+def test_counts_go_on_without_live_progress_until_that_is_back(visitor: Visitor, site: Site) -> None:
+    record = write_sweep(site.sample.store, site.sample.plan)
+    failures, finished = [503], [2]
+
+    def with_finished(route: Route) -> None:
+        answer = route.fetch()
+        content = answer.json()
+        content["counts"]["finished"] = finished[-1]
+        route.fulfill(response=answer, json=content, headers=answer.headers | {"etag": f'"{finished[-1]}"'})
+
+    page = visitor.page
+    page.clock.install()
+    page.route(f"**/api/v1/sweeps/{record.sweep_id}", with_finished)
+    page.route(
+        "**/events",
+        lambda route: route.fulfill(status=failures.pop(), json={"detail": "no"}) if failures else route.fallback(),
+    )
+    visitor.open(f"sweeps/{record.sweep_id}", ".note:has-text('There is no live progress')")
+    finished.append(3)
+    page.evaluate("() => dispatchEvent(new Event('routechange'))")
+    page.wait_for_function("() => document.querySelector('.counts').innerText.startsWith('3 of ')")
+    page.clock.fast_forward(6000)
+    page.wait_for_selector(".tiles")
+    end_sweep(site.sample.store, record, "interrupted")
+    assert [each for each in visitor.problems if "503" not in each] == []
+    visitor.problems.clear()
+
+
 def test_a_retry_trains_stopped_runs_and_rows_that_the_search_has_not_chosen(
     visitor: Visitor, site: Site, tmp_path: Path
 ) -> None:

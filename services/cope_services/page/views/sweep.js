@@ -98,7 +98,7 @@ export function sweep(id) {
             live,
             h("p", { class: "note" }, `There is no live progress: ${error.message}. The rest is read every few seconds.`),
           );
-          return;
+          if (error.status < 500 && error.status !== 429) return;
         }
       }
       await new Promise((resolve) => setTimeout(resolve, REFRESH_MS));
@@ -119,7 +119,7 @@ export function sweep(id) {
 
   function drawHead(found) {
     // Of a sweep that is followed, the last event has the newest counts, which the tiles show, too.
-    if (!live.firstChild || !isActive(found)) drawCounts(found);
+    if (!live.querySelector(".tiles") || !isActive(found)) drawCounts(found);
     replace(actions, buttons(found));
     replace(
       head,
@@ -148,6 +148,7 @@ export function sweep(id) {
       } else {
         const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
+        replace(live);
       }
       const drawList = () =>
         replace(list, members(found, all, () => {
