@@ -1,8 +1,10 @@
 // Values of runs by key: fields of the answer, final metrics, and values of the configuration and facts.
 
-import { integer, moment, number, plain } from "./format.js";
+import { bytes, count, duration, integer, moment, number, plain } from "./format.js";
 
 const TIMES = new Set(["created_ms", "updated_ms"]);
+export const FACT = "facts."; // the beginning of keys of facts
+const UNITS = [["_bytes", bytes], ["_per_s", (value) => count(Math.round(value))], ["_s", duration]]; // of facts, by suffix
 
 /** The value of a key for a run of `GET /runs`; undefined if it has none. */
 export function valueOf(run, key) {
@@ -15,6 +17,8 @@ export function valueOf(run, key) {
 export function shown(key, value) {
   if (value === undefined || value === null) return "–";
   if (TIMES.has(key)) return moment(value);
+  const unit = key.startsWith(FACT) && UNITS.find(([suffix]) => key.endsWith(suffix));
+  if (unit) return unit[1](value);
   if (typeof value === "number") return Number.isInteger(value) ? integer(value) : number(value, 5);
   return plain(value);
 }

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -399,7 +400,24 @@ def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) 
     assert {"betas\t0.9,0.999", "position\tcope", "seed\t0"} <= set(configuration)
     assert not any("facts" in line for line in configuration)
     page = visitor.open(f"runs/{site.sample.ids[0]}", ".factgrid")
-    assert "parameters" in page.locator(".factgrid").inner_text()
+    facts = dict(each.split("\n") for each in page.locator(".factgrid div").all_inner_texts())
+    assert {"parameters", "train time", "tokens per second"} <= facts.keys()
+    assert facts["peak memory"].endswith(" MiB")
+    page = visitor.open(f"runs?ids={short_ids(site.sample.ids[0])}&col=facts.peak_memory_bytes", "table.runs")
+    assert facts["peak memory"] in page.locator("table.runs tbody tr").inner_text()  # in the same unit
+
+
+def test_metrics_of_a_run_that_has_not_finished_are_called_newest(visitor: Visitor, site: Site) -> None:
+    run_id = site.sample.ids[0]
+    page = visitor.open(f"runs/{run_id}", ".columns2")
+    assert page.get_by_role("heading", name="Final metrics").is_visible()
+
+    def stopped(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"status": "stopped"})
+
+    page.route(f"**/api/v1/runs/{run_id}", stopped)
+    visitor.open(f"runs/{run_id}", ".columns2").get_by_role("heading", name="Newest metrics").wait_for()
 
 
 @pytest.mark.thorough
@@ -431,6 +449,57 @@ def test_values_that_differ_are_listed_by_row_beside_a_link_to_mlflow(visitor: V
     page = visitor.open(f"runs?sel={short_ids(site.curves.rows[0].runs[0].run_id)}", ".comparison .uplot canvas")
     assert page.get_by_text("The same in all chosen runs").is_visible()
     assert page.get_by_role("link", name="in MLflow").count() == 0  # this ablation is in no MLflow
+
+
+def test_keys_of_chosen_runs_are_compared_wherever_they_are(
+    context: BrowserContext, site: Site, tmp_path: Path
+) -> None:
+    """Of another ablation, whose rows have the same names, and of another task than those that are listed."""
+    sample = site.sample.copy_to(tmp_path / "copy")
+    task = "{kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}"
+    (sample.ablations / "recall.yaml").write_text(
+        page_site.CURVES.replace(task, "{kind: mqar, pairs: 2, more_pairs: 2, tokens: 16}")
+    )
+    plan = expand(load_ablation(sample.ablations / "recall.yaml"))
+    recall = plan.rows[0].runs[0]
+    end_sweep(sample.store, write_sweep(sample.store, plan))
+    finish(sample.store, recall, {"in_dist/token_error": 1.0})
+    with serving(sample.settings()) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        chosen = short_ids(sample.ids[0], recall.run_id)
+        page = visitor.open(f"runs?search=tiny&sel={chosen}", ".comparison tbody")
+        assert "task.pairs\t–\t2" in page.locator(".comparison tbody tr").all_inner_texts()
+        page.route("**/api/v1/runs/*", lambda route: route.fulfill(status=500, json={"detail": "no"}))
+        page = visitor.open(f"runs?search=tiny&sel={chosen}", ".comparison .uplot canvas")
+        page.get_by_text("The configuration of the chosen runs is not known yet.").wait_for()
+        assert [each for each in visitor.problems if "500" not in each] == []
+
+
+def test_runs_of_several_answers_stay_whole_when_new_ones_begin(visitor: Visitor) -> None:
+    """An answer has at most 100 runs here, to spare the test a thousand."""
+    ids = [f"{i:016x}" for i in range(150)]
+
+    def with_small_answers(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().replace("MOST_RUNS = 1000", "MOST_RUNS = 100"))
+
+    def listed(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        limit, offset = int(query["limit"][0]), int(query.get("offset", ["0"])[0])
+        run = {"status": "pending", "ablations": [], "metrics": {}, "step": 0, "seed": 0}
+        some = [run | {"run_id": run_id} for run_id in ids[offset : offset + min(limit, 100)]]
+        end = offset + len(some)
+        route.fulfill(json={"total": len(ids), "next": end if end < len(ids) else None, "runs": some})
+
+    visitor.page.route("**/static/values.js", with_small_answers)
+    visitor.page.route("**/api/v1/runs?*", listed)
+    page = visitor.open("runs", "table.runs")
+    page.get_by_role("button", name="Load 50 more").click()
+    page.get_by_text("150 of 150 runs").wait_for()
+    ids.insert(0, f"{200:016x}")
+    page.evaluate("() => dispatchEvent(new Event('routechange'))")
+    page.get_by_text("151 of 151 runs").wait_for()
+    assert page.locator("table.runs tbody th a").evaluate_all("(links) => links.map((each) => each.title)") == ids
 
 
 def test_a_comparison_is_read_again_after_a_failure_and_when_runs_go_on(visitor: Visitor, site: Site) -> None:

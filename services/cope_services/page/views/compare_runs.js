@@ -5,14 +5,11 @@ import { style } from "../curves.js";
 import { empty, h, replace, section, table } from "../dom.js";
 import { integer, plural } from "../format.js";
 import { idsIn } from "../route.js";
-import { resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
+import { MOST_RUNS, nameOf, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 
 const FIELDS = "model.position."; // the beginning of keys of fields of encodings
 const SECTIONS = ["model", "train", "task"]; // of the configuration, in this order
-const MOST = 1000; // runs that are compared, as GET /runs takes them
-
-const nameOf = (run) => [run.row ?? run.run_id, run.seed === null ? null : `seed ${run.seed}`].filter(Boolean).join(", ");
 
 /** The runs that have begun: of others, the answer has no configuration. */
 const begun = (runs, keys) =>
@@ -51,10 +48,9 @@ function differences(runs, keys) {
   const line = (key) => [key, ...groups.map(([, members]) => values(members, key).join(", ") || "–")];
   const found = differing(runs, keys);
   const title = "Differences in configuration";
-  return [
-    h("h3", {}, title),
-    found.length ? table(title, ["key", ...columns], found.map(line)) : empty("The same in all chosen runs, seeds aside."),
-  ];
+  const isKnown = begun(runs, keys).length > 0;
+  const none = isKnown ? "The same in all chosen runs, seeds aside." : "The configuration of the chosen runs is not known yet.";
+  return [h("h3", {}, title), found.length ? table(title, ["key", ...columns], found.map(line)) : empty(none)];
 }
 
 /** The metrics that a run has logged: no run that is compared has ended. */
@@ -111,9 +107,10 @@ export function compareRuns(container) {
 
   return {
     close: panels.close,
-    async refresh({ params, keys }) {
+    /** `learnKeys` returns the keys that runs of any page have, those of these runs among them. */
+    async refresh({ params, learnKeys }) {
       const chosen = idsIn(params, "sel");
-      const ids = chosen.slice(0, MOST);
+      const ids = chosen.slice(0, MOST_RUNS);
       if (!ids.length) {
         panels.close();
         replace(container);
@@ -122,7 +119,9 @@ export function compareRuns(container) {
       }
       let [state, draw] = ["", null];
       try {
-        const found = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
+        const read = (fields) => get(at("runs", { run: ids, limit: MOST_RUNS, fields: fields.join(",") }));
+        const keys = await learnKeys((await read(SUMMARY)).runs);
+        const found = await read([...SUMMARY, ...keys]);
         state = JSON.stringify([found, keys, CHOICES.map((each) => params.getAll(each))]);
         if (state === drawn) return;
         const runs = named(found.runs.filter((run) => run.status !== "pending")); // which have nothing to compare
@@ -135,7 +134,7 @@ export function compareRuns(container) {
         };
       }
       if (!whole.isConnected) replace(container, whole);
-      note.textContent = chosen.length > MOST ? `The first ${integer(MOST)} of ${plural(chosen.length, "chosen run")}.` : "";
+      note.textContent = chosen.length > MOST_RUNS ? `The first ${integer(MOST_RUNS)} of ${plural(chosen.length, "chosen run")}.` : "";
       draw();
       drawn = state;
     },

@@ -6,6 +6,7 @@ import { changes, empty, h, replace, tabs } from "../dom.js";
 import { number } from "../format.js";
 import { change } from "../route.js";
 import { hasEnded } from "../status.js";
+import { nameOf } from "../values.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
 import { checkpoint, comparison, configuration, facts, head, logs, pairs } from "./run_parts.js";
 
@@ -33,6 +34,7 @@ export function run(id) {
       return { metric, title: metric, groups: [{ name: title, style: style(0), series: [{ name: title, points }] }] };
     });
     const metrics = Object.entries(found.metrics).map(([key, value]) => [key, number(value, 5)]);
+    const heading = metrics.length && found.status !== "finished" ? "Newest metrics" : "Final metrics";
     const none = hasEnded(found.status) ? "The run ended without results." : "They appear when the run is finished.";
     replace(
       body,
@@ -43,7 +45,7 @@ export function run(id) {
           h("h2", {}, "Facts"),
           facts(found),
         ),
-        h("section", {}, h("h2", {}, "Final metrics"), metrics.length ? pairs("Final metrics", metrics) : empty(none)),
+        h("section", {}, h("h2", {}, heading), metrics.length ? pairs(heading, metrics) : empty(none)),
       ),
     );
     if (charts.length) panels.draw({ metrics: logged.map((key) => [key, key]), charts, settings });
@@ -68,7 +70,7 @@ export function run(id) {
     async refresh(params) {
       const found = await get(at(["runs", id]));
       const tab = params.get("tab") ?? RESULTS;
-      title = `${found.row ?? id}${found.seed === null ? "" : `, seed ${found.seed}`}`;
+      title = nameOf(found);
       const { curve, ...rest } = found;
       part("top", JSON.stringify([rest, tab]), () =>
         replace(top, head(found), tabs("Parts of the run", TABS, tab, (value) => change({ tab: value }))),

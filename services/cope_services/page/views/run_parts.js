@@ -2,20 +2,12 @@
 
 import { at, download, get, urlOf } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
-import { bytes, count, duration, moment, number } from "../format.js";
+import { bytes, moment, number } from "../format.js";
 import { change, link } from "../route.js";
 import { badge, hasEnded, progressOf } from "../status.js";
-import { shown } from "../values.js";
+import { FACT, shown } from "../values.js";
 
 const TAIL = 500; // lines of a log
-const FACTS = {
-  // key → name and text
-  peak_memory_bytes: ["peak memory", bytes],
-  train_s: ["training time", duration],
-  wall_s: ["wall time", duration],
-  tokens_per_s: ["tokens per second", (value) => count(Math.round(value))],
-};
-const FACT = "facts."; // the beginning of keys of facts
 const REASONS = { failed: "The run failed", stopped: "The run was stopped" };
 
 /** A table of names and values. */
@@ -66,10 +58,8 @@ export function head(run) {
 const valuesOf = (run, areFacts) => Object.entries(run.values).filter(([key]) => key.startsWith(FACT) === areFacts);
 
 export function facts(run) {
-  const found = valuesOf(run, true).map(([name, value]) => {
-    const key = name.replace(FACT, "");
-    return FACTS[key] ? [FACTS[key][0], FACTS[key][1](value)] : [key.replaceAll("_", " "), shown(key, value)];
-  });
+  const nameOf = (key) => key.replace(FACT, "").replace(/_bytes$/, "").replace(/_per_s$/, "_per_second").replace(/_s$/, "_time");
+  const found = valuesOf(run, true).map(([key, value]) => [nameOf(key).replaceAll("_", " "), shown(key, value)]);
   if (!found.length) return empty(hasEnded(run.status) ? "The run ended without facts." : "They appear when the run is finished.");
   const list = definitions(found);
   list.classList.add("factgrid");

@@ -5,14 +5,13 @@ import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
 import { change, current, idsIn, link, shortId, shortIds } from "../route.js";
 import { badge } from "../status.js";
-import { resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
+import { MOST_RUNS, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { compareRuns } from "./compare_runs.js";
 import { columnChooser, filters } from "./run_filters.js";
 
 const PAGE = 100;
-const MOST = 1000; // runs in one answer
 const DEFAULT_COLUMNS = 4;
-const ROWS_WITH_KEYS = 12; // rows whose keys are looked up at once
+const ROWS_WITH_KEYS = 12; // whose keys are looked up at once
 const CONDITIONS = ["filter", "ids", "sweep", "scale", "set", "status", "ablation", "search"];
 const NUMBER = { class: "number" };
 const COLUMNS = [
@@ -128,27 +127,26 @@ export function runs() {
   const comparison = compareRuns(compared);
   const find = (search) => change({ search }, { replace: true });
   const search = searchField("Search runs", "id, row, ablation, message", find);
-  let [asked, pages, later, next, keys] = ["", 1, [], null, []];
-  const learned = new Set(); // rows whose keys are known
+  let [asked, wanted] = ["", PAGE];
+  const [keys, learned] = [new Set(), new Set()]; // known keys, and the rows whose keys they are
 
-  /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
+  /** The runs that are shown, in as many answers as they take: all are read again, because a new run moves the others. */
   async function load(params) {
     const query = queryOf(params);
     const state = JSON.stringify(query);
-    if (state !== asked) [pages, later] = [1, []];
+    if (state !== asked) wanted = PAGE;
     asked = state;
-    const answer = await get(at("runs", { ...query, limit: Math.min(pages * PAGE, MOST) }));
-    if (!later.length) next = answer.next;
-    return { total: answer.total, loaded: [...answer.runs, ...later] };
+    const loaded = [];
+    for (;;) {
+      const limit = Math.min(wanted - loaded.length, MOST_RUNS);
+      const { runs: some, next, total } = await get(at("runs", { ...query, limit, offset: loaded.length || null }));
+      loaded.push(...some);
+      if (next === null || loaded.length >= wanted) return { total, loaded };
+    }
   }
 
-  async function more() {
-    if (pages * PAGE < MOST) pages += 1;
-    else {
-      const answer = await get(at("runs", { ...queryOf(current().params), limit: PAGE, offset: next }));
-      later.push(...answer.runs);
-      next = answer.next;
-    }
+  function more() {
+    wanted += PAGE;
     dispatchEvent(new Event("routechange"));
   }
 
@@ -177,15 +175,19 @@ export function runs() {
     );
   }
 
-  /** Keys of the configuration and facts, from one run of each row: only rows with CoPE have its fields. */
-  async function learnKeys(loaded) {
-    const finished = loaded.filter((run) => run.status === "finished");
-    const known = finished.length || keys.length ? finished : loaded.slice(0, 1);
-    const rows = new Map(known.map((run) => [run.row ?? run.run_id, run.run_id]));
+  /** All known keys of the configuration and facts, from one run of each row: only rows with CoPE have its fields. */
+  async function learnKeys(some) {
+    const begun = some.filter((run) => run.status !== "pending");
+    const rowOf = (run) => JSON.stringify([run.ablations[0], run.row ?? run.run_id, run.status === "finished"]); // with facts
+    const rows = new Map(begun.map((run) => [rowOf(run), run.run_id]));
     const fresh = [...rows].filter(([row]) => !learned.has(row)).slice(0, ROWS_WITH_KEYS);
-    const details = await Promise.all(fresh.map(([, id]) => get(at(["runs", id], { curve: false }))));
-    keys = [...new Set([...keys, ...details.flatMap((each) => Object.keys(each.values))])];
-    if (finished.length) fresh.forEach(([row]) => learned.add(row));
+    const details = await Promise.allSettled(fresh.map(([, id]) => get(at(["runs", id], { curve: false }))));
+    details.forEach(({ value }, i) => {
+      if (!value) return; // it is asked for again
+      learned.add(fresh[i][0]);
+      Object.keys(value.values).forEach((key) => keys.add(key));
+    });
+    return [...keys];
   }
 
   return {
@@ -206,15 +208,15 @@ export function runs() {
         part("list", error.message, () => replace(list, h("div", { class: "error", role: "alert" }, h("p", {}, error.message))));
         return;
       }
-      await learnKeys(found.loaded);
+      const known = await learnKeys(found.loaded);
       const columns = columnsOf(params, found.loaded);
-      part("columns", JSON.stringify([columns, metricsOf(found.loaded), keys]), () => {
+      part("columns", JSON.stringify([columns, metricsOf(found.loaded), known]), () => {
         const open = chooser.querySelector("details")?.open ?? false;
-        replace(chooser, columnChooser(columns, metricsOf(found.loaded), keys));
+        replace(chooser, columnChooser(columns, metricsOf(found.loaded), known));
         chooser.querySelector("details").open = open;
       });
       part("list", JSON.stringify([found, columns, params.toString()]), () => draw(params, found, columns));
-      await comparison.refresh({ params, keys });
+      await comparison.refresh({ params, learnKeys });
     },
   };
 }
