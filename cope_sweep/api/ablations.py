@@ -151,7 +151,8 @@ class RunCost(Progress):
     estimated_memory_bytes: int
     basis: str
     to_do: bool = Field(
-        description="A sweep trains it: it is not finished, stopped early by the ablation's schedule, or left out."
+        description="A sweep trains it: it is not finished, stopped early by the ablation's schedule, left out, or "
+        "beyond `max_runs`."
     )
     fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")
     resources: str = Field(description="Resources of the worker group that trains it.")

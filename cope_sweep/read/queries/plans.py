@@ -14,6 +14,7 @@ import psutil
 
 from cope_sweep.api.ablations import PlanCost, RunCost
 from cope_sweep.config import (
+    Estimate,
     Plan,
     Resources,
     RunSpec,
@@ -144,10 +145,14 @@ def plan_cost(
     memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
     # Once for each row: the seeds of a row differ in nothing else.
     flops = {run.run_id: count for row in plan.rows for count in [training_flops(row.runs[0])] for run in row.runs}
-    runs = []
+    runs: list[RunCost] = []
+    to_do: list[Estimate] = []
     for run in plan.runs:
         estimate = estimated[run.run_id]
         record = (records.get(run.run_id) or RunRecord(run_id=run.run_id)).as_counted()
+        is_to_do = record.status not in not_trained and (max_runs is None or len(to_do) < max_runs)
+        if is_to_do:
+            to_do.append(estimate)
         runs.append(
             RunCost(
                 **record.progress() | {"steps": run.train.steps},
@@ -159,14 +164,13 @@ def plan_cost(
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
-                to_do=record.status not in not_trained,
+                to_do=is_to_do,
                 fits=estimate.memory_bytes * resources.workers <= memory_limit_bytes,
                 resources=resources.shape,
             )
         )
     suggested = [] if "pending" in not_trained else suggested_estimates(plan, estimated)
-    wanted = [estimated[run.run_id] for run in runs if run.to_do]
-    to_do = [*wanted, *suggested][:max_runs]
+    to_do = [*to_do, *suggested][:max_runs]
     groups = groups or worker_groups(plan)
     counts = Counter(run.status for run in runs)
     alone_s = start_s + total_seconds(to_do, groups) if to_do else 0.0

@@ -55,6 +55,11 @@ def test_costs(plan, used):
     assert {run.parameters for run in costs.runs} == {parameter_count(plan.runs[0])}
 
 
+def test_runs_beyond_the_limit_are_not_to_do(plan, store):
+    costs = plan_cost(plan, store, max_runs=2)
+    assert (costs.to_do, [run.to_do for run in costs.runs]) == (2, [True, True, False])
+
+
 @pytest.mark.parametrize(
     ("schedule", "leave_out", "to_do"),
     [("asha", [], [1]), ("asha", ["failed"], []), ("none", [], [1, 2]), ("none", ["stopped"], [1])],

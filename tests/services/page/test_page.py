@@ -1116,6 +1116,11 @@ def test_a_sweep_is_submitted_by_a_form(
             page.emulate_media(color_scheme=scheme)
             page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert accessibility(page) == [], (width, scheme)
+        page.get_by_label("train at most").fill("1")
+        page.get_by_text(
+            "1 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again."
+        ).wait_for()
+        page.get_by_label("train at most").fill("")
         page.get_by_label("Overrides").fill("train.steps=21")
         page.get_by_text("4 of 4 runs would be trained.").wait_for()
         page.get_by_label("Overrides").fill("train.stepz=3")

@@ -5,6 +5,7 @@ import { h, replace, select } from "../dom.js";
 import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
 import { scaleName, scaleOptions } from "../status.js";
+import { MOST_RUNS } from "../values.js";
 
 let asked = null; // the answer of the service, and for which key
 
@@ -24,7 +25,7 @@ function newSweepId() {
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 const PAUSE_MS = 500;
-const MOST = 1000; // runs of one request
+const ENDED = ["finished", "stopped"]; // statuses of runs that are not trained again, unless they are to do
 const BEGUN = ["running", "failed", "interrupted", "stopped"]; // statuses of runs that are trained on, or again
 /** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
 const LIMITS = [
@@ -35,9 +36,9 @@ const LIMITS = [
 
 /** Which of the runs of a plan are those of other ablations, too, in words. */
 async function sharedRuns(cost) {
-  const ids = cost.runs.slice(0, MOST).map((run) => run.run_id);
+  const ids = cost.runs.slice(0, MOST_RUNS).map((run) => run.run_id);
   if (!ids.length) return "";
-  const { runs } = await get(at("runs", { run: ids, limit: MOST, fields: "ablations" }));
+  const { runs } = await get(at("runs", { run: ids, limit: MOST_RUNS, fields: "ablations" }));
   const others = runs.map((run) => run.ablations.filter((name) => name !== cost.ablation)).filter((names) => names.length);
   const names = [...new Set(others.flat())].join(", ");
   return others.length ? `${plural(others.length, "run")} of the plan ${others.length === 1 ? "is" : "are"} shared with ${names}.` : "";
@@ -47,7 +48,7 @@ async function sharedRuns(cost) {
 async function previewed(cost) {
   const total = cost.runs.length + cost.to_suggest;
   const left = cost.runs.filter((run) => run.to_do);
-  const ended = cost.runs.length - left.length;
+  const ended = cost.runs.filter((run) => !run.to_do && ENDED.includes(run.status)).length;
   const shared = await sharedRuns(cost);
   if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended. ${shared}`;
   const [least, most] = [cost.least_s, cost.estimated_s].map(duration);
