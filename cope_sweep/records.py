@@ -159,6 +159,7 @@ class SweepPage(BaseModel):
     total: int
     limit: int
     offset: int
+    next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
     sweeps: list[SweepSummary]
 
 

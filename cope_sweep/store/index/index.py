@@ -472,7 +472,10 @@ class Index:
             summaries = [_summary(row) for row in connection.execute(page)]
         counts = self.sweep_counts(summary.sweep_id for summary in summaries)
         counted = [summary.model_copy(update={"counts": counts.get(summary.sweep_id, {})}) for summary in summaries]
-        return SweepPage(total=total, limit=limit, offset=offset, sweeps=counted)
+        end = offset + len(counted)
+        return SweepPage(
+            total=total, limit=limit, offset=offset, next=end if counted and end < total else None, sweeps=counted
+        )
 
     def swept_ablations(self, limit: int) -> list[str]:
         """The names of the ablations that have sweeps, those with the newest first."""

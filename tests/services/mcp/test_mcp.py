@@ -124,6 +124,14 @@ def test_pages_of_runs_are_the_questions_own(server: AgentServer) -> None:
     assert not answer(server, "list_runs", limit=1, offset=2).count("next:")
 
 
+def test_pages_of_sweeps_are_the_questions_own(own_sample: SampleStore) -> None:
+    for _ in range(2):
+        end_sweep(own_sample.store, write_sweep(own_sample.store, own_sample.plan))
+    server = agent_server(own_sample)
+    assert answer(server, "list_sweeps", limit=1).endswith("next: offset=1")
+    assert not answer(server, "list_sweeps", limit=1, offset=1).count("next:")
+
+
 def test_every_missing_run_has_a_line_with_its_status(own_sample: SampleStore) -> None:
     (own_sample.ablations / "tiny.yaml").write_text(TINY.replace("[0, 1]", str(list(range(12)))))
     told = answer(agent_server(own_sample), "get_missing", name="tiny")
