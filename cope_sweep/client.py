@@ -254,7 +254,8 @@ class Client:
         if format is not None:
             return content
         if not runs:
-            return _table_frame(content.decode())
+            tables = [part for part in content.decode().split("\n\n") if part.startswith("|")]
+            return _table_frame(tables[-1 if options.get("compare") else 0])
         # A row can be called None or NA; only an empty cell has no value. A run's id can look like a number.
         return pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], dtype={"run_id": str})
 
@@ -403,7 +404,7 @@ class Client:
         """
         body = _body(
             ProbeRequest, tokens=tokens, text=text, layers=layers, heads=heads, matrices=matrices, marks=marks,
-            load=load or None,  # so that services without this key answer
+            load=load,
         )  # fmt: skip
         return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
@@ -654,9 +655,8 @@ def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
     return checked(kind, **fields).model_dump(mode="json", exclude_unset=True)
 
 
-def _table_frame(markdown: str) -> pd.DataFrame:
-    """The last table of a Markdown text. The columns before the first column of numbers are its index."""
-    table = [part for part in markdown.split("\n\n") if part.startswith("|")][-1]
+def _table_frame(table: str) -> pd.DataFrame:
+    """A table in Markdown. The columns before the first column of numbers are its index."""
     header, alignment, *rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table.splitlines()]
     columns = [_plain_text(cell) for cell in header]
     frame = pd.DataFrame([[_plain_text(cell) for cell in row] for row in rows], columns=columns)
