@@ -37,9 +37,7 @@ from cope_services.http.errors import HttpError, NotReadyError, path_below
 from cope_sweep.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Older files have lists, such as `infer,read`, of which only `submit` still makes a difference.
-RIGHTS = r"(?:read|infer|submit)(?:,(?:read|infer|submit))*"
-LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<rights>{RIGHTS})\s+(?P<sha256>[0-9a-f]{{64}})")
+LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<right>read|submit)\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
 """Start of every key: tools that search files for secrets can find it."""
 
@@ -175,7 +173,7 @@ class KeysFile:
                 file=str(self.path),
                 line=number,
             )
-        return ApiKey(match["name"], "submit" in match["rights"], match["sha256"])
+        return ApiKey(match["name"], match["right"] == "submit", match["sha256"])
 
 
 def _digest(key: str) -> str:

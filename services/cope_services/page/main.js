@@ -80,10 +80,6 @@ async function refresh() {
 
 function show() {
   const { path } = current();
-  if (path.length === 1 && !(path[0] in VIEWS)) {
-    location.replace(link(["ablations", path[0]])); // an address of an earlier version: #quickstart
-    return;
-  }
   const at = path.join("/");
   if (open?.at === at) {
     open.poller.now();
@@ -92,14 +88,15 @@ function show() {
   const moved = open !== null;
   open?.poller.stop();
   open?.view.close?.();
-  const [list, one] = VIEWS[path[0] ?? "ablations"] ?? [];
+  const name = path[0] ?? "ablations";
+  const [list, one] = Object.hasOwn(VIEWS, name) ? VIEWS[name] : [];
   const factory = path.length > 1 ? one : list;
   const view = factory ? factory(path[1]) : { nodes: [], refresh: unknown };
-  const root = h("div", { class: `view-${path[0] ?? "ablations"}` }, view.nodes);
+  const root = h("div", { class: `view-${name}` }, view.nodes);
   replace(message, empty("Loading …"));
   byId("main").replaceChildren(root, message);
   for (const each of document.querySelectorAll("header nav a")) {
-    each.toggleAttribute("aria-current", each.hash === `#/${path[0] ?? "ablations"}`);
+    each.toggleAttribute("aria-current", each.hash === `#/${name}`);
   }
   open = { at, view, root, drawn: false };
   live.textContent = "";

@@ -393,7 +393,7 @@ DIGEST = "0" * 64
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("{", 1), (f"lab read {DIGEST}\nci read 00", 2), (f"lab all {DIGEST}", 1), (f"lab read,all {DIGEST}", 1),
+    [("{", 1), (f"lab read {DIGEST}\nci read 00", 2), (f"lab all {DIGEST}", 1), (f"lab read,submit {DIGEST}", 1),
      (f"../lab read {DIGEST}", 1), (f"# of the lab\n\nread {DIGEST}", 3), (f"lab read {DIGEST} # of the lab", 1)],
 )  # fmt: skip
 def test_a_damaged_file_is_an_error(file: KeysFile, content: str, line: int) -> None:
@@ -413,16 +413,6 @@ def test_lines_may_be_edited(file: KeysFile) -> None:
     page = file.create("page")
     assert file.find(lab) is None
     assert [(key.name, key.may_submit) for key in map(file.find, (ci, page))] == [("ci", False), ("page", False)]
-
-
-@pytest.mark.parametrize(
-    ("scopes", "may_submit"),
-    [("read", False), ("infer", False), ("infer,read", False), ("submit", True), ("infer,read,submit", True)],
-)
-def test_keys_with_lists_of_scopes_are_still_valid(file: KeysFile, scopes: str, may_submit: bool) -> None:
-    secret = file.create("lab")
-    file.path.write_text(file.path.read_text().replace("read", scopes))
-    assert file.find(secret).may_submit is may_submit
 
 
 def test_a_file_that_others_may_write_to_is_refused(file: KeysFile) -> None:

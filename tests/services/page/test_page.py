@@ -805,8 +805,8 @@ def test_a_view_is_drawn_when_an_error_has_passed(visitor: Visitor) -> None:
     visitor.problems.clear()
 
 
-def test_an_address_with_a_stray_percent_sign_is_not_found(visitor: Visitor) -> None:
-    for address in ("runs/%", "%"):
+def test_an_address_without_a_view_is_not_found(visitor: Visitor) -> None:
+    for address in ("runs/%", "%", "constructor"):
         page = visitor.open(address, ".error")
         assert page.locator(".error h1").inner_text() == "Not found"
     visitor.page.close()  # it asks again and again
