@@ -22,7 +22,7 @@ from cope_services.http.components import Components
 from cope_services.http.errors import TimeLimitError
 from cope_services.mcp.answers import markdown, page, table_lines
 from cope_services.models.perplexity import compare
-from cope_sweep.api.ablations import GetAblation, GetMissing, ListAblations, ListClaims, Missing
+from cope_sweep.api.ablations import GetMissing, ListAblations, ListClaims, Missing
 from cope_sweep.api.figures import GetFigure
 from cope_sweep.api.question import Question, arguments_of, committed_of, fields_of
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse
@@ -30,6 +30,7 @@ from cope_sweep.api.runs import GetDiff, ListRuns, ListTried, Tried
 from cope_sweep.api.sweeps import GetSweep, ListSweeps
 from cope_sweep.api.tables import GetTable, GetVerdict
 from cope_sweep.read.queries import Queries
+from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import RunPage
 
 Start = Annotated[
@@ -121,8 +122,8 @@ class AskedTable(Asked):
 
     def content(self, queries: Queries, question: GetTable, start: int) -> list[ContentBlock]:
         if question.compare is None:
-            detail = queries.ask(GetAblation(name=question.name, scale=question.scale, set=question.set))
-            question = question.model_copy(update={"compare": detail.reference})
+            compared = reference(queries.load(question.name, question.scale, question.set))
+            question = question.model_copy(update={"compare": compared})
         text = queries.ask(question.model_copy(update={"format": "markdown"})).decode()
         return text_page(_without_padding(text).splitlines(), start)
 

@@ -90,9 +90,7 @@ def _ablation(components: Components, name: str) -> str:
 
 def _committed(components: Components, named: str) -> str:
     name, _, scale = named.partition(".")
-    detail = components.committed.ask(GetAblation(name=name, scale=scale or None))
-    question = GetTable(name=name, scale=scale or None, format="markdown", compare=detail.reference)
-    return components.committed.ask(question).decode()
+    return components.committed.ask(GetTable(name=name, scale=scale or None, format="markdown")).decode()
 
 
 def _committed_names(components: Components) -> list[str]:
