@@ -1,7 +1,7 @@
 // The tokens of a text, coloured by their surprise.
 
 import { post } from "../api.js";
-import { colourScale, h, LEVELS, replace, scrolling } from "../dom.js";
+import { colourScale, h, LEVELS, replace, table } from "../dom.js";
 import { fixed, number } from "../format.js";
 
 const MOST_BITS = 8; // the darkest colour
@@ -23,37 +23,22 @@ const alternatives = (top, names) =>
 const percent = (logProbability) => `${number(100 * Math.exp(logProbability), 3)} %`;
 const bits = (logProbability) => fixed(Math.max(0, -logProbability / Math.LN2), 2);
 
+const MEASURED = [["bits", "number"], ["probability", "number"], "most probable"];
+
 /** Cells of one token under one model. */
-function measured({ log_probabilities: logs, top }, i, names) {
-  return logs[i] === null
-    ? [h("td", {}, "not scored"), h("td"), h("td")]
-    : [
-        h("td", { class: "number" }, bits(logs[i])),
-        h("td", { class: "number" }, percent(logs[i])),
-        h("td", {}, alternatives(top?.[i], names)),
-      ];
-}
+const measured = ({ log_probabilities: logs, top }, i, names) =>
+  logs[i] === null ? ["not scored", "", ""] : [bits(logs[i]), percent(logs[i]), alternatives(top?.[i], names)];
 
 /** The numbers of each token under each model, as a table. */
 function numbersTable(answers, names, nameOf) {
-  const columns = ["token", ...(answers.length > 1 ? ["checkpoint"] : []), "bits", "probability", "most probable"];
-  const rows = answers[0].sequences[0].labels.map((label, i) =>
-    answers.map((answer, k) =>
-      h("tr", {},
-        k ? null : h("th", { scope: "rowgroup", rowspan: answers.length }, `${i}: `, h("code", {}, visible(label))),
-        answers.length > 1 && h("td", {}, nameOf(answer.run_id)),
-        measured(answer.sequences[0], i, names),
-      ),
-    ),
+  const rows = answers[0].sequences[0].labels.flatMap((label, i) =>
+    answers.map((answer) => [
+      [`${i}: `, h("code", {}, visible(label))],
+      nameOf(answer.run_id),
+      ...measured(answer.sequences[0], i, names),
+    ]),
   );
-  return h("table", {},
-    h("thead", {},
-      h("tr", {},
-        columns.map((text) => h("th", { scope: "col", class: text === "bits" || text === "probability" ? "number" : null }, text)),
-      ),
-    ),
-    h("tbody", {}, rows),
-  );
+  return table("Tokens as a table", ["token", "checkpoint", ...MEASURED], rows);
 }
 
 /** Answers of POST /perplexity whose models read the same tokens: the text under each, and the same as numbers. */
@@ -62,14 +47,6 @@ function sheet(answers, nameOf) {
   const [{ labels, token_ids: ids }] = sequences;
   const names = new Map(ids.map((id, i) => [id, labels[i]]));
   const pointed = h("div", { class: "pointed" });
-  const head = (first) =>
-    h("thead", {},
-      h("tr", {},
-        [first, "bits", "probability", "most probable"].map((text, i) =>
-          h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, text),
-        ),
-      ),
-    );
   let now = null;
   /** Ask for the texts of the most probable tokens at `i` that do not occur in the text. */
   const learn = async (i) => {
@@ -86,17 +63,8 @@ function sheet(answers, nameOf) {
   };
   const draw = (i) => {
     for (const each of sheets.querySelectorAll(".token")) each.classList.toggle("now", +each.dataset.at === i);
-    replace(
-      pointed,
-      h("table", {},
-        head(`token ${i}: ${visible(labels[i]).trim() || "␣"}`),
-        h("tbody", {},
-          answers.map((answer, k) =>
-            h("tr", {}, h("th", { scope: "row" }, nameOf(answer.run_id)), measured(sequences[k], i, names)),
-          ),
-        ),
-      ),
-    );
+    const rows = answers.map((answer, k) => [nameOf(answer.run_id), ...measured(sequences[k], i, names)]);
+    replace(pointed, table("The token pointed at", [`token ${i}: ${visible(labels[i]).trim() || "␣"}`, ...MEASURED], rows));
   };
   const sheets = h("div", {
       class: "sheets",
@@ -131,7 +99,7 @@ function sheet(answers, nameOf) {
     sheets,
     h("p", { class: "note" }, "Point at a token to see its probability under each checkpoint."),
     pointed,
-    h("details", {}, h("summary", {}, "As a table"), scrolling("Tokens as a table", numbersTable(answers, names, nameOf))),
+    h("details", {}, h("summary", {}, "As a table"), numbersTable(answers, names, nameOf)),
   );
 }
 
