@@ -270,7 +270,8 @@ def attend(
     implementation = implementation or _chosen.get()
     if dropout and seeds_B is None:
         seeds_B = draw_seeds(len(inputs.q_BHTK), inputs.q_BHTK.device)
-    path = choose(inputs, positions, dropout, implementation, inputs.q_BHTK.device, seeds_B)
+    with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
+        path = choose(inputs, positions, dropout, implementation, inputs.q_BHTK.device, seeds_B)
     # float64 is for comparisons: that auto then uses PyTorch needs no warning.
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")

@@ -117,8 +117,7 @@ def relative_errors(
             )
             for index, encoding in enumerate(encodings)
         ]
-        with torch.autocast(to.type, dtype, enabled=dtype.itemsize < of_parameters.itemsize):
-            out = attend(inputs, positions, dropout, torch.arange(BATCH, device=to))
+        out = attend(inputs, positions, dropout, torch.arange(BATCH, device=to))
         weight_BHTK = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).sin_().view_as(out).to(out)
         gradients = torch.autograd.grad((out * weight_BHTK).sum(), list(leaves.values()))
         return {"output": out.detach(), **{f"gradient of {n}": x for n, x in zip(leaves, gradients, strict=True)}}

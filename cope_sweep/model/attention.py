@@ -135,22 +135,24 @@ def cached_attention(
     cached = {} if cache is None else cache
     start = cached["v"].shape[2] if cached else 0
     unmixed: dict[str, Tensor] = {}
-    if any(position.encoding.mixes for position in positions):
-        # The cache has them as they were: a later token mixes the last ones again.
-        unmixed = appended(cached, {"unmixed_q": q_BHTK, "unmixed_k": k_BGNK})
-        q_BHSK, k_BHSK = unmixed.values()
-        for position in positions:
-            q_BHSK = position.encoding.mix(position.parameters, q_BHSK, keys=False)
-            k_BHSK = position.encoding.mix(position.parameters, k_BHSK, keys=True)
-        q_BHTK, k_BGNK = q_BHSK[:, :, start:], k_BHSK[:, :, start:]
-    new = {f"features{index}": x for index, x in enumerate(features_BHNF) if x is not None}
-    sources = appended(cached, {"v": v_BGNK, "k": k_BGNK, **new})
-    first = sources["k"].shape[2] - T
-    features = [sources.get(f"features{index}") for index in range(len(positions))]
-    rotated_q, rotated_k = q_BHTK, k_BGNK
-    for position, features_BHSF in zip(positions, features, strict=True):
-        rotated_q = position.encoding.rotate(position.parameters, rotated_q, first, features_BHSF)
-        rotated_k = position.encoding.rotate(position.parameters, rotated_k, start, features_BHSF, keys=True)
+    # Hooks choose their types themselves. Autocast would compute angles in half precision.
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        if any(position.encoding.mixes for position in positions):
+            # The cache has them as they were: a later token mixes the last ones again.
+            unmixed = appended(cached, {"unmixed_q": q_BHTK, "unmixed_k": k_BGNK})
+            q_BHSK, k_BHSK = unmixed.values()
+            for position in positions:
+                q_BHSK = position.encoding.mix(position.parameters, q_BHSK, keys=False)
+                k_BHSK = position.encoding.mix(position.parameters, k_BHSK, keys=True)
+            q_BHTK, k_BGNK = q_BHSK[:, :, start:], k_BHSK[:, :, start:]
+        new = {f"features{index}": x for index, x in enumerate(features_BHNF) if x is not None}
+        sources = appended(cached, {"v": v_BGNK, "k": k_BGNK, **new})
+        first = sources["k"].shape[2] - T
+        features = [sources.get(f"features{index}") for index in range(len(positions))]
+        rotated_q, rotated_k = q_BHTK, k_BGNK
+        for position, features_BHSF in zip(positions, features, strict=True):
+            rotated_q = position.encoding.rotate(position.parameters, rotated_q, first, features_BHSF)
+            rotated_k = position.encoding.rotate(position.parameters, rotated_k, start, features_BHSF, keys=True)
     # Without a rotation the cache keeps the keys once.
     if rotated_k is not k_BGNK:
         sources |= appended(cached, {"rotated_k": rotated_k})

@@ -109,7 +109,11 @@ class Attention:
 
 
 class Encoding(Kind):
-    """A position encoding. Subclasses set `kind` and override the hooks that they need; each default does nothing."""
+    """A position encoding. Subclasses set `kind` and override the hooks that they need; each default does nothing.
+
+    Under autocast `embed` and `features` are, like linear layers, in its type. All other hooks are called without
+    autocast: queries, keys and features may then be in half precision, and parameters in float32.
+    """
 
     SOURCE: ClassVar[str] = ""
     """Where it was published: `arXiv NUMBER`, or, without a paper, year and GitHub repository: `2026 OWNER/NAME`."""

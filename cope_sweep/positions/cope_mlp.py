@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from cope_sweep.frozen import Positive
-from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
+from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.terms import PiecewiseLinear
 
@@ -95,11 +95,12 @@ class CoPEMLP(ContextualEncoding):
         The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. They move with
         w₁ and b₁, but the function is continuous there, so slopes and intercepts carry all of its gradient.
         """
-        w1_N, b1_N = parameters["w1"], parameters["b1"]
+        w1_N, b1_N, w2_KN, b2_K = (at_least_float32(parameters[name]) for name in ("w1", "b1", "w2", "b2"))
+        precise_q_BHQK = at_least_float32(q_BHQK)
         knots_N, on_NM = relu_segments(w1_N, b1_N)
-        c_BHQN = q_BHQK @ parameters["w2"]
+        c_BHQN = precise_q_BHQK @ w2_KN
         slope_BHQM = c_BHQN @ (w1_N[:, None] * on_NM)
-        intercept_BHQM = c_BHQN @ (b1_N[:, None] * on_NM) + (q_BHQK @ parameters["b2"])[..., None]
+        intercept_BHQM = c_BHQN @ (b1_N[:, None] * on_NM) + (precise_q_BHQK @ b2_K)[..., None]
         if self.scale_positions:
             slope_BHQM, intercept_BHQM = (x * self._scale(q_BHQK) for x in (slope_BHQM, intercept_BHQM))
         return knots_N, slope_BHQM, intercept_BHQM

@@ -72,7 +72,7 @@ class FIRE(AttentionEncoding):
         slope_of_unit_NM = on_NM.to(w1_N.dtype)
         if self.activation == "leaky_relu":
             slope_of_unit_NM = slope_of_unit_NM + SLOPE * (1 - slope_of_unit_NM)
-        # Not as matrix products, which autocast computes in half precision.
+        # Not as matrix products: they add in another order, and runs would no longer give the same numbers to the bit.
         of_units_HNM = w2_HN[:, :, None] * slope_of_unit_NM
         slope_HM = (of_units_HNM * w1_N[:, None]).sum(1)
         intercept_HM = (of_units_HNM * b1_N[:, None]).sum(1) + b2_H[:, None]

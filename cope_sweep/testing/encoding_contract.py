@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference, using
 from cope_sweep.model import Transformer
+from cope_sweep.model.attention import by_head, cached_attention
+from cope_sweep.model.shares import even_shares
 from cope_sweep.positions import Attention, Dims, Encoding
 from cope_sweep.positions.cope import ContextualEncoding
 
@@ -33,6 +35,11 @@ two layers that amplify errors by less than 100."""
 HALF_PRECISION = 4e-4
 """Largest mean error of outputs in bfloat16. Rounding the outputs gives 2e-4; positions that are summed in bfloat16
 give 6e-4 for a table of 4 positions and 9e-3 for one of 512."""
+
+ROUNDED_OUTPUT, ROUNDED_QUERIES = 0.003, 0.01
+"""Largest error of outputs in bfloat16, relative to their norm. Rounding the outputs gives 0.002, and rounding queries
+and keys again, once they are mixed or rotated, up to 0.007; a product of matrices in bfloat16 on the way to a score or
+an angle gives 0.008 and more."""
 
 
 class EncodingContract:
@@ -193,13 +200,33 @@ class EncodingContract:
             positions_BHQS = encoding.positions(parameters, half)
             assert positions_BHQS.dtype == torch.float32
             assert (positions_BHQS - encoding.positions(parameters, full)).abs().max() < 1e-3
-            wide = [LayerEncoding(encoding, {name: x.double() for name, x in parameters.items()})]
-            expected = reference(exact, wide)
+            expected = reference(exact, [_double(LayerEncoding(encoding, parameters))])
             for implementation in ("reference", "blocked", "native", "auto"):
                 with torch.autocast("cpu", torch.bfloat16):
                     actual = attend(inputs, [LayerEncoding(encoding, parameters)], implementation=implementation)
                 assert actual.dtype == torch.bfloat16
                 assert (actual.double() - expected).abs().mean() < HALF_PRECISION, implementation
+
+    @torch.no_grad()
+    def test_under_autocast_scores_and_angles_are_not_rounded(self, spec: Any) -> None:
+        """Each encoding alone, with 256 tokens: only queries, keys, values, features and outputs are in bfloat16."""
+        run, model = self.run(spec), self.model(spec).float()
+        tokens, heads = 256, run.model.heads
+        rng = torch.Generator().manual_seed(3)
+        h_BTD = torch.randn(1, tokens, run.model.dim, generator=rng)
+        q, k, v = torch.randn(3, 1, heads, tokens, run.dims.head_dim, generator=rng).bfloat16()
+        in_layers = [position for layer in range(run.model.layers) for position in model._positions(layer)]
+        for encoding, position in {position.encoding: position for position in in_layers}.items():
+            largest = ROUNDED_QUERIES if encoding.mixes or encoding.rotates else ROUNDED_OUTPUT
+            with torch.autocast("cpu", torch.bfloat16):
+                features = _features(position, h_BTD, heads)
+            exact_features = None if features is None else features.double()
+            exact = cached_attention(q.double(), k.double(), v.double(), [_double(position)], [exact_features])
+            for implementation in ("reference", "auto"):
+                with using(implementation), torch.autocast("cpu", torch.bfloat16):
+                    output = cached_attention(q, k, v, [position], [features])
+                assert output.dtype == torch.bfloat16
+                assert (output - exact).norm() <= largest * exact.norm(), (encoding.kind, implementation)
 
     def test_state_dict_round_trip(self, spec: Any) -> None:
         model, other = self.model(spec), Transformer(self.run(spec, seed=7)).double().eval()
@@ -239,6 +266,20 @@ class EncodingContract:
 
 def _learned(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _features(position: LayerEncoding, h_BTD: Tensor, heads: int) -> Tensor | None:
+    """An encoding's features by head; positions that it samples are those of evaluations."""
+    if position.encoding.samples:
+        shares_BT = even_shares(torch.tensor([h_BTD.shape[1]]), h_BTD.shape[1])
+        return shares_BT[:, None, :, None].expand(-1, heads, -1, -1)
+    features_BTX = position.encoding.features(position.parameters, h_BTD)
+    return None if features_BTX is None else by_head(features_BTX, heads)
+
+
+def _double(position: LayerEncoding) -> LayerEncoding:
+    """The same encoding, with its parameters in float64."""
+    return LayerEncoding(position.encoding, {name: x.double() for name, x in position.parameters.items()})
 
 
 def _half_precision_inputs(encoding: Encoding, dims: Dims) -> tuple[Inputs, Inputs, dict[str, Tensor]]:

@@ -1,4 +1,5 @@
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference, using
 from cope_sweep.model import Transformer
 from cope_sweep.model.attention import self_attention
 from cope_sweep.positions import CoPE
+from cope_sweep.positions.base import AttentionEncoding
 from cope_sweep.positions.registered import ENCODINGS
 from tests.helpers.tiny import tiny_run
 
@@ -89,3 +91,37 @@ def test_no_tokens_give_no_logits(kind, implementation):
         logits_BTV = model(torch.zeros(2, 0, dtype=torch.int64))
     logits_BTV.sum().backward()
     assert logits_BTV.shape[:2] == (2, 0)
+
+
+def test_autocast_reaches_the_features_of_encodings_alone():
+    called = {}
+
+    class Noting(AttentionEncoding):
+        kind: Literal["noting"] = "noting"
+
+        def note(self, hook, result=None):
+            called[hook] = torch.is_autocast_enabled("cpu")
+            return result
+
+        def features(self, parameters, h_BTD):
+            return self.note("features")
+
+        def mix(self, parameters, x_BHSK, *, keys):
+            return self.note("mix", x_BHSK)
+
+        def rotate(self, parameters, x_BHTK, start, features_BHSF=None, *, keys=False):
+            return self.note("rotate", x_BHTK)
+
+        def term(self, parameters, q_BHQK, keys, features_BHSF):
+            return self.note("term")
+
+        def score(self, parameters, attention):
+            return self.note("score")
+
+        def weights(self, parameters, attention, logits_BHQS):
+            return self.note("weights", logits_BHQS)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        self_attention(random_parameters(), torch.randn(1, 20, 8), [LayerEncoding(Noting())], heads=2)
+    assert called.pop("features") is True
+    assert called == dict.fromkeys(("mix", "rotate", "term", "score", "weights"), False)
