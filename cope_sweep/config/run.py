@@ -47,13 +47,13 @@ FACT_METRICS = tuple(f"facts.{name}" for name in NUMERIC_FACTS)
 
 
 POSITION_PERPLEXITY = "position_perplexity"
+"""The measure of `evaluate.positions`."""
 BY_PLACE = {
     POSITION_PERPLEXITY: "place in the context (tokens)",
     "position_error": "place in the sequence (tokens)",
     "distance_error": "distance (tokens)",
 }
 """Measure whose `@N` is the end of a range of places or distances, not a length → what N is."""
-"""The measure of `evaluate.positions`."""
 
 
 class ModelSpec(Frozen):
@@ -371,8 +371,12 @@ class RunSpec(Frozen):
                 code="no_effect",
                 key=f"evaluate.variants.{name}",
             )
+        layers = range(self.model.layers)
         for before, after in zip(self.model.position, changed, strict=True):
-            if before.parameters(self.dims) != after.parameters(self.dims):
+            declared = after.parameters(self.dims)
+            has_more_layers = any(after.serves(layer) and not before.serves(layer) for layer in layers)
+            lacks_parameters = has_more_layers and any(parameter.per_layer for parameter in declared.values())
+            if lacks_parameters or declared != before.parameters(self.dims):
                 raise InvalidValue(
                     f"evaluate.variants.{name} changes the parameters of {before.kind}, which are trained once; "
                     "change only fields that keep them, or train another run",

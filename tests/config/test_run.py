@@ -79,6 +79,19 @@ def test_impossible_variants_are_errors(variants, code, key):
         tiny_run(**{"model.position": ["relative"], "evaluate.variants": variants})
 
 
+def test_a_variant_in_more_layers_needs_parameters_that_they_share():
+    def run(kind, layers, changed, **fields):
+        position = [{"kind": kind, "layers": layers, **fields}]
+        variants = {"moved": {kind: {"layers": changed}}}
+        return tiny_run(**{"model.layers": 2, "model.position": position, "evaluate.variants": variants})
+
+    for layers in (None, [1]):
+        with raises("variant_of_parameters", key="evaluate.variants.moved", kind="cope"):
+            run("cope", [0], layers)
+    for accepted in (run("cope", None, [1]), run("cope", [0], None, share_layers=True), run("alibi", [0], None)):
+        assert accepted.variant("moved")[0].serves(1)
+
+
 def test_the_version_of_dropout_is_part_of_the_ids_of_runs_that_have_it(monkeypatch):
     """Version 2: masks no longer depend on how a batch is divided. Runs without dropout keep their ids."""
     run, without = tiny_run(**{"model.dropout": 0.1}), tiny_run().run_id
