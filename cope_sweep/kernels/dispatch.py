@@ -262,16 +262,17 @@ def attend(
     they are drawn from torch's global generator. `implementation`: None means the one that `set_implementation` or
     `using` chose, or auto.
     """
-    observer = _observer.get()
-    if observer is not None:
-        observer(inputs, positions)
-    if inputs.q_BHTK.shape[2] == 0:
-        return inputs.q_BHTK  # empty, and of the result's shape: no path has to handle 0 queries
-    implementation = implementation or _chosen.get()
-    if dropout and seeds_B is None:
-        seeds_B = draw_seeds(len(inputs.q_BHTK), inputs.q_BHTK.device)
-    with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
-        path = choose(inputs, positions, dropout, implementation, inputs.q_BHTK.device, seeds_B)
+    observer, device = _observer.get(), inputs.q_BHTK.device
+    # Both call hooks of encodings, which choose their types themselves.
+    with torch.autocast(device.type, enabled=False):
+        if observer is not None:
+            observer(inputs, positions)
+        if inputs.q_BHTK.shape[2] == 0:
+            return inputs.q_BHTK  # empty, and of the result's shape: no path has to handle 0 queries
+        implementation = implementation or _chosen.get()
+        if dropout and seeds_B is None:
+            seeds_B = draw_seeds(len(inputs.q_BHTK), device)
+        path = choose(inputs, positions, dropout, implementation, device, seeds_B)
     # float64 is for comparisons: that auto then uses PyTorch needs no warning.
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -230,11 +231,10 @@ class Evaluator:
 
         Sequences without a target are left out.
         """
-        share = next(self._test_shares(self._spec.test_sets[0], self._spec.evaluate.sequences))
-        inputs_NT, targets_NT, *_ = share[1][0]
-        places = [(targets_T != IGNORED).nonzero() for targets_T in targets_NT[:count]]
-        found = zip(inputs_NT, places, strict=False)
-        return [tokens_T[: int(places_A[-1]) + 1] for tokens_T, places_A in found if len(places_A)]
+        _, parts = next(self._test_shares(self._spec.test_sets[0], self._spec.evaluate.sequences))
+        rows = ((tokens_T, targets_T) for part in parts for tokens_T, targets_T in zip(part[0], part[1], strict=True))
+        places = ((tokens_T, (targets_T != IGNORED).nonzero()) for tokens_T, targets_T in islice(rows, count))
+        return [tokens_T[: int(places_A[-1]) + 1] for tokens_T, places_A in places if len(places_A)]
 
     def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
         """The task's metrics on windows of `context` tokens, named `test/perplexity@2048`.

@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference, using
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, observing, reference, using
 from cope_sweep.model import Transformer
 from cope_sweep.model.attention import self_attention
 from cope_sweep.positions import CoPE
@@ -121,7 +121,10 @@ def test_autocast_reaches_the_features_of_encodings_alone():
         def weights(self, parameters, attention, logits_BHQS):
             return self.note("weights", logits_BHQS)
 
-    with torch.autocast("cpu", torch.bfloat16):
+    def observe(inputs, positions):
+        called["observer"] = torch.is_autocast_enabled("cpu")  # it may call hooks, too
+
+    with torch.autocast("cpu", torch.bfloat16), observing(observe):
         self_attention(random_parameters(), torch.randn(1, 20, 8), [LayerEncoding(Noting())], heads=2)
     assert called.pop("features") is True
-    assert called == dict.fromkeys(("mix", "rotate", "term", "score", "weights"), False)
+    assert called == dict.fromkeys(("mix", "rotate", "observer", "term", "score", "weights"), False)

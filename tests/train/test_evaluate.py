@@ -224,6 +224,8 @@ def test_sample_sequences_end_with_their_last_target_and_have_one():
     targets[0, 2] = targets[2, 0] = 1
     evaluator = mock.Mock(spec=Evaluator)
     evaluator._spec = mock.Mock(test_sets=("in_dist",))
-    evaluator._test_shares.return_value = iter([("in_dist", [(inputs, targets, None)])])
-    found = Evaluator.sample_sequences(evaluator, 3)
-    assert [each.tolist() for each in found] == [[0, 1, 2], [8]]
+    for size in (1, 2, 3):  # of a part
+        parts = [(inputs[start : start + size], targets[start : start + size], None) for start in range(0, 3, size)]
+        evaluator._test_shares.side_effect = lambda *asked, parts=parts: iter([("in_dist", parts)])
+        assert [each.tolist() for each in Evaluator.sample_sequences(evaluator, 3)] == [[0, 1, 2], [8]]
+        assert [each.tolist() for each in Evaluator.sample_sequences(evaluator, 2)] == [[0, 1, 2]]
