@@ -74,6 +74,8 @@ ENCODING_MATRICES = {
     "wall": 14.0,
 }  # fmt: skip
 """Kind → how many more of them; measured with 127 tokens. Others that score or weigh count as `path`."""
+WITHOUT_TRITON = ("fire", "grape_ap", "stick_breaking")
+"""Kinds that native kernels compute, and those for GPUs do not."""
 LARGE_BYTES = 32 * 2**20
 """glibc returns blocks of this size to the system as soon as they are free. Smaller ones leave holes among others."""
 LARGE_SAVED, LARGE_BACKWARD = 0.83, 0.47
@@ -207,14 +209,17 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     tokens = sequences * task.length("train")
     saved, backward = _block_numbers(run, tokens, on_cuda=_on_cuda(resources))
     whole = resources.attention == "reference"
-    unfused = any((encoding.scores or encoding.weighs) and not encoding.has_term for encoding in model.position)
+    scoring = [encoding for encoding in model.position if encoding.scores or encoding.weighs]
+    unfused = any(
+        not encoding.has_term(run.dims.head_dim) or (encoding.kind in WITHOUT_TRITON and _on_cuda(resources))
+        for encoding in scoring
+    )
     short = task.length("train") < MIN_BLOCKED_KEYS
     # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
     if whole or ((model.hard_attention or unfused) and short):
         matrices = WEIGHTS_MATRICES + sum(
             ENCODING_MATRICES.get(encoding.kind, ENCODING_MATRICES["path"]) * _share_of_layers(encoding, run)
-            for encoding in model.position
-            if encoding.scores or encoding.weighs
+            for encoding in scoring
         )
         saved += matrices * model.heads * tokens * task.length("train")
     activations = model.layers * saved

@@ -216,7 +216,9 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
             continue
         query_BHTK = inputs.rotated_q_BHTK if encoding.uses_rotated_query else inputs.q_BHTK
         features_BHSF = inputs.features_BHSF[index] if inputs.features_BHSF else None
-        term = encoding.term(position.parameters, query_BHTK, inputs.k_BHSK.shape[2], features_BHSF)
+        term = None
+        if encoding.has_term(query_BHTK.shape[-1]):
+            term = encoding.term(position.parameters, query_BHTK, inputs.k_BHSK.shape[2], features_BHSF)
         if term is None:
             what = "weights" if encoding.weighs else "score"
             return f"{encoding.kind} has no `term` for its {what} with these fields"

@@ -161,14 +161,13 @@ class Encoding(Kind):
         return type(self).mix is not Encoding.mix
 
     @property
-    def has_term(self) -> bool:
-        """`term` describes the score, or the weights, so that fused kernels can compute them."""
-        return type(self).term is not Encoding.term
-
-    @property
     def uses_rotated_query(self) -> bool:
         """`score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
         return False
+
+    def has_term(self, head_dim: int) -> bool:
+        """`term` describes the score, or the weights, in heads of this size, so that fused kernels can compute them."""
+        return type(self).term is not Encoding.term
 
     def serves(self, layer: int) -> bool:
         """Attention layer `layer` (counted from 0) uses this encoding."""
@@ -244,7 +243,7 @@ class Encoding(Kind):
         """The same bias as `score`, or the same `weights`, in the form that the fused kernels take (see `terms`).
 
         `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses them:
-        attention with this encoding then calls `score` and `weights`.
+        attention with this encoding then calls `score` and `weights`. Not called unless `has_term`.
         """
         return None
 

@@ -41,8 +41,7 @@ class CoPEMLP(ContextualEncoding):
     share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each layer.")
     scale_positions: bool = Field(default=False, description="Also divide q·e(p) by √K.")
 
-    @property
-    def has_term(self) -> bool:
+    def has_term(self, head_dim: int) -> bool:
         return self.activation == "relu"
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
@@ -75,12 +74,8 @@ class CoPEMLP(ContextualEncoding):
         knots_N, slope_BHQM, intercept_BHQM = self._segments(parameters, q_BHQK)
         return linear_pieces(intercept_BHQM, slope_BHQM, count_knots(knots_N, p_BHQS.detach()), p_BHQS)
 
-    def term(
-        self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> PiecewiseLinear | None:
-        """The table of `score`; None with GELU, which has none."""
-        if not self.has_term:
-            return None
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> PiecewiseLinear:
+        """The table of `score` with ReLU; with GELU there is none."""
         limit = self.limit(parameters)
         return PiecewiseLinear(
             *self._segments(parameters, q_BHQK),

@@ -56,6 +56,9 @@ class FoX(AttentionEncoding):
     def replaces(self) -> bool:
         return not self.scaled
 
+    def has_term(self, head_dim: int) -> bool:
+        return self.scaled
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         declared = projection("forget", dims.heads, dims)
         return declared | {"forget_bias": replace(declared["forget_bias"], centre=self.start)}
@@ -74,9 +77,7 @@ class FoX(AttentionEncoding):
         return bias_BHQS + (math.sqrt(attention.q_BHQK.shape[-1]) - 1) * attention.logits_BHQS
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> KeyBias | None:
-        if not self.scaled or features_BHSF is None:
-            return None
-        return KeyBias(-self._decay(features_BHSF, q_BHQK))
+        return None if features_BHSF is None else KeyBias(-self._decay(features_BHSF, q_BHQK))
 
     def _decay(self, features_BHSF: Tensor, q_BHQK: Tensor) -> Tensor:
         """c_t, the sum of the logarithms of all gates up to each token, (B, H, S)."""

@@ -41,6 +41,9 @@ class Inkling(AttentionEncoding):
         default=1024, description="Distances of a curve, 0 … distances − 1; larger ones add nothing. full: the context."
     )
 
+    def has_term(self, head_dim: int) -> bool:
+        return self.curves <= head_dim
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         reach = dims.context if self.distances == "full" else self.distances
         return {
@@ -64,11 +67,11 @@ class Inkling(AttentionEncoding):
     def term(
         self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
     ) -> RelativeLookUp | None:
-        """The table of `score`, in which r has as many components as the queries; None where it has more."""
+        """The table of `score`, in which r has as many components as the queries."""
         import torch.nn.functional as F
 
-        missing = q_BHQK.shape[-1] - self.curves
-        if missing < 0 or features_BHSF is None:
+        if features_BHSF is None:
             return None
+        missing = q_BHQK.shape[-1] - self.curves
         r_BHQK = F.pad(features_BHSF[:, :, keys - q_BHQK.shape[2] :], (0, missing))
         return RelativeLookUp(r_BHQK, F.pad(parameters["curves"][:, :keys].T, (0, missing)), 1.0, "none")

@@ -41,8 +41,7 @@ class Window(AttentionEncoding):
         description="A query sees the earlier keys of its own chunk of `size` tokens; false: the last `size` keys.",
     )
 
-    @property
-    def has_term(self) -> bool:
+    def has_term(self, head_dim: int) -> bool:
         return not self.chunks
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
@@ -56,5 +55,5 @@ class Window(AttentionEncoding):
         zeros_QS = attention.logits_BHQS.new_zeros(distance_QS.shape)
         return zeros_QS.masked_fill(distance_QS >= reach_Q1, -math.inf)
 
-    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> WindowTerm | None:
-        return None if self.chunks else WindowTerm(self.size)
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> WindowTerm:
+        return WindowTerm(self.size)

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from cope_sweep.config import (
     Resources,
@@ -11,6 +12,7 @@ from cope_sweep.config import (
     total_seconds,
 )
 from cope_sweep.config.estimate import (
+    WITHOUT_TRITON,
     Estimate,
     evaluation_batches,
     memory_bytes,
@@ -18,6 +20,8 @@ from cope_sweep.config.estimate import (
     shape_of,
     step_flops,
 )
+from cope_sweep.kernels import which
+from cope_sweep.positions import ENCODINGS, Dims
 from tests.config.test_expand import BASE
 from tests.helpers.ablation_texts import load
 from tests.helpers.tiny import tiny_run
@@ -261,6 +265,24 @@ def test_memory_for_all_scores_where_attention_is_not_computed_in_blocks(blanks)
     fused, whole = memory_bytes(relu, Resources()), memory_bytes(relu, Resources(attention="reference"))
     assert whole > fused
     assert memory_bytes(gelu, Resources()) == (whole if blanks < 250 else fused)
+
+
+@pytest.mark.parametrize(
+    ("position", "device"),
+    [({"kind": "fox", "scaled": False}, "cpu"), ({"kind": "inkling", "curves": 64}, "cpu")]
+    + [({"kind": kind}, "cuda") for kind in WITHOUT_TRITON],
+)
+def test_memory_for_all_scores_where_no_kernel_of_the_device_computes_them(position, device):
+    run = tiny_run(**{"task.blanks": 200, "train.batch": 16, "model.position": [position]})
+    found, whole = (memory_bytes(run, Resources(device=device, attention=name)) for name in ("auto", "reference"))
+    assert found == whole
+
+
+@pytest.mark.parametrize("kind", [kind for kind, encoding in ENCODINGS.items() if encoding().has_term(32)])
+def test_the_kinds_without_kernels_for_gpus_are_known(kind):
+    pytest.importorskip("triton")
+    name, _ = which([ENCODINGS[kind]()], Dims(64, 2, 2, 300), device="cuda", dtype=torch.bfloat16)
+    assert (name == "triton") == (kind not in WITHOUT_TRITON)
 
 
 def test_batches_of_evaluations_take_time():
