@@ -2,7 +2,6 @@
 
     a_ij = softmax_j(A_X·A_P),  A_X = q_i·k_j/√K,  A_P = (R_i·q⁰_h)·(R_j·k⁰_h)/√K        `product: os`
     a_ij = softmax_j(A_P)                                                                `product: s`
-    a_ij = softmax_j(A_X), without positions                                             `product: o`
 
 R_t turns by MapFormer-WM's angles at token t (`mapformer_wm.py`), and q⁰, k⁰ (H, K) are learned, or one vector, p⁰,
 that is both (`shared`), which the text allows and says to be worse. Where A_P < 0, a match of content counts against
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
+from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors, computed
 from cope_sweep.positions.mapformer_wm import SteppingEncoding
 from cope_sweep.positions.rope import turned
 
@@ -35,8 +33,8 @@ class MapFormerEM(SteppingEncoding):
     SOURCE: ClassVar[str] = "arXiv 2511.19279"
 
     kind: Literal["mapformer_em"] = "mapformer_em"
-    product: Literal["os", "s", "o"] = Field(
-        default="os", description="What attention is the softmax of: content times positions, positions, or content."
+    product: Literal["os", "s"] = Field(
+        default="os", description="What attention is the softmax of: content times positions, or positions alone."
     )
     shared: bool = Field(default=False, description="Whether queries and keys of positions are turned from one vector.")
     std: float = Field(
@@ -44,36 +42,16 @@ class MapFormerEM(SteppingEncoding):
     )
 
     @property
-    def scores(self) -> bool:
-        return self.product != "o"
-
-    @property
     def replaces(self) -> bool:
-        return self.product != "o"
-
-    def check(self, dims: Dims) -> None:
-        super().check(dims)
-        if self.product == "o" and self != MapFormerEM(product="o", layers=self.layers):
-            raise InvalidValue(
-                "mapformer_em.product: o has no positions, and the other fields of mapformer_em no effect; remove them",
-                key="mapformer_em.product",
-                value="o",
-            )
+        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
-        if self.product == "o":
-            return {}
         vector = Parameter((dims.heads, dims.head_dim), std=self.std, per_layer=True)
         vectors = {"p0": vector} if self.shared else {"q0": vector, "k0": vector}
         return {**super().parameters(dims), **vectors}
 
-    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
-        return None if self.product == "o" else super().features(parameters, h_BTD)
-
-    def score(self, parameters: Tensors, attention: Attention) -> Tensor | None:
-        if attention.features_BHSF is None:
-            return None
-        angle_BHSC = self.angles(parameters, attention.features_BHSF)
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
+        angle_BHSC = self.angles(parameters, computed(attention.features_BHSF))
         cos_BHSC, sin_BHSC = angle_BHSC.cos(), angle_BHSC.sin()
         q0, k0 = ("p0", "p0") if self.shared else ("q0", "k0")
         Q, K = attention.q_BHQK.shape[2:]

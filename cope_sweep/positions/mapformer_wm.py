@@ -86,7 +86,7 @@ class SteppingEncoding(RotaryEncoding):
         ratio = 2 * math.pi / (self.distance * self.fastest)
         return tuple(self.fastest * ratio ** (c / max(1, share - 1)) for c in range(share)) * self.dimensions
 
-    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """W_in·x, r numbers for each head."""
         return h_BTD @ parameters["into"].flatten(0, 1).T
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cope_sweep.config.estimate import parameter_count
-from cope_sweep.kernels import Inputs, LayerEncoding, attend, which
+from cope_sweep.kernels import Inputs, LayerEncoding, attend
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Dims, RoPE
 from cope_sweep.positions.carope import CARoPE
@@ -31,12 +31,6 @@ class TestMapFormerEM(EncodingContract):
         ["mapformer_em", "rope"],
     ]
     extrapolates = True
-
-
-class TestContentAlone(EncodingContract):
-    specs = [MapFormerEM(product="o")]
-    extrapolates = True
-    order_matters = False
 
 
 def random_parameters(encoding, dims, seed=1):
@@ -179,25 +173,19 @@ def test_sums_are_in_float32_in_a_model_of_half_precision():
     assert angles[0, 0, -1].tolist() == [2000, 2000]  # in bfloat16 the sum ends at 256
 
 
-@pytest.mark.parametrize("product", ["os", "s", "o"])
+@pytest.mark.parametrize("product", ["os", "s"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_weights_are_the_softmax_of_content_times_positions(product, shared):
-    if product == "o" and shared:
-        return
     encoding = MapFormerEM(product=product, shared=shared, rank=3)
     parameters, h = random_parameters(encoding, Dims(8, 2, 1, 9)), naive.normal(1, 6, 8, seed=11) / 4
     q, k, v = (naive.normal(1, 2, 6, 4, seed=seed) for seed in (21, 22, 23))
-    features = None if product == "o" else features_of(encoding, parameters, h)
-    out = attend(Inputs(q, k, v, q, k, [features]), [LayerEncoding(encoding, parameters)])
-    angles = None if product == "o" else angles_by_loops(parameters, h)
+    out = attend(Inputs(q, k, v, q, k, [features_of(encoding, parameters, h)]), [LayerEncoding(encoding, parameters)])
+    angles = angles_by_loops(parameters, h)
     for head in range(2):
         for i in range(6):
             logits = []
             for j in range(i + 1):
                 content = float(q[0, head, i] @ k[0, head, j]) / 2
-                if product == "o":
-                    logits.append(content)
-                    continue
                 q0, k0 = (parameters["p0" if shared else name][head] for name in ("q0", "k0"))
                 position = 0.0
                 for c in range(2):
@@ -224,12 +212,6 @@ def test_gradients_of_the_product_are_right():
 
     tensors = [x.requires_grad_() for x in (h, q, k, v, *parameters.values())]
     assert torch.autograd.gradcheck(output, tensors)
-
-
-def test_without_positions_it_is_plain_attention():
-    assert which([MapFormerEM(product="o")], Dims(64, 2, 1, 64))[0] == "sdpa"
-    with raises("invalid_value", key="mapformer_em.product", value="o"):
-        tiny_run(**{"model.position": [{"kind": "mapformer_em", "product": "o", "shared": True}]})
 
 
 def test_dimensions_that_do_not_divide_the_pairs_are_an_error():

@@ -142,7 +142,7 @@ def test_one_kind_can_occur_twice_in_different_layers(kind, other):
 
 @pytest.mark.parametrize(
     "position",
-    [["fox", "path"], [{"kind": "mapformer_em", "product": "o"}, "path"], ["mapformer_em", "cope"], ["dape", "cope"]],
+    [["fox", "path"], ["mapformer_em", "cope"], ["dape", "cope"]],
 )
 def test_a_layer_can_have_one_encoding_that_replaces_the_content(position):
     tiny_run(**{"model.position": position})
