@@ -499,16 +499,13 @@ def loads_of_heads(
     return [load for load in loads if load.layer in selected_layers and load.head in selected_heads]
 
 
-def mean_gates(
-    gates_TT: np.ndarray, queries_T: np.ndarray | None = None, seen_TT: np.ndarray | None = None
-) -> np.ndarray:
+def mean_gates(gates_TT: np.ndarray, seen_TT: np.ndarray, queries_T: np.ndarray | None = None) -> np.ndarray:
     """ḡ_j of each key, float64, shape (T,): the mean of g_ij over the selected queries i that see it; NaN without any.
 
-    `gates_TT` is 0 where i does not see j. `queries_T` is bool; None: all queries. `seen_TT` is bool; None: j ≤ i.
+    `gates_TT` is 0 where i does not see j, that is where `seen_TT` is false. `queries_T` is bool; None: all queries.
     """
     T = len(gates_TT)
     queries_T = np.ones(T, dtype=bool) if queries_T is None else queries_T
-    seen_TT = np.tril(np.ones((T, T), dtype=bool)) if seen_TT is None else seen_TT
     counts_T = seen_TT[queries_T].sum(axis=0)
     means_T = np.full(T, math.nan)
     sums_T = gates_TT[queries_T].sum(axis=0, dtype=np.float64)
@@ -568,7 +565,7 @@ class _RunningTotals:
         self.clamped += 0 if self.limit is None else int((positions_P > self.limit).sum())
         self.position_sum += float(positions_P.sum(dtype=np.float64))
         self.position_max = max(self.position_max, float(positions_P.max()))
-        gates_T = mean_gates(matrices.gates_HTT[row], queries_T, matrices.seen_TT)
+        gates_T = mean_gates(matrices.gates_HTT[row], matrices.seen_TT, queries_T)
         is_seen_T = ~np.isnan(gates_T)
         self.gates.append(gates_T[is_seen_T])
         for name, marked_T in marks.items():

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import NotFiniteError, TokensError
-from cope_sweep.model import Cache, Packing, Transformer
+from cope_sweep.model import Cache, Packing, Transformer, perplexity
 from cope_sweep.sizes import MIN_BLOCKED_KEYS
 
 
@@ -275,7 +275,7 @@ class Perplexity:
         # fsum rounds once, so the sum does not depend on the order of the tokens.
         nll_sum = -math.fsum(scored)
         mean = nll_sum / len(scored)
-        return Perplexity(nll_sum, len(scored), positions, _exp(mean), mean / math.log(2))
+        return Perplexity(nll_sum, len(scored), positions, perplexity(mean), mean / math.log(2))
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class TextPerplexity(Perplexity):
     @property
     def byte_perplexity(self) -> float:
         """exp(nll_sum / size_bytes); infinite where a float overflows."""
-        return _exp(self.nll_sum / self.size_bytes)
+        return perplexity(self.nll_sum / self.size_bytes)
 
     @staticmethod
     def per_unit(total: Perplexity, words: int, size_bytes: int) -> TextPerplexity:
@@ -302,13 +302,6 @@ class TextPerplexity(Perplexity):
             **vars(total),
             words=words,
             size_bytes=size_bytes,
-            word_perplexity=_exp(total.nll_sum / words) if words else math.inf,
+            word_perplexity=perplexity(total.nll_sum / words) if words else math.inf,
             bits_per_byte=total.nll_sum / math.log(2) / size_bytes,
         )
-
-
-def _exp(x: float) -> float:
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf

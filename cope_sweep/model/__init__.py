@@ -2,7 +2,7 @@
 
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model.checkpoint import load_model, save_model
-from cope_sweep.model.loss import next_token_loss
+from cope_sweep.model.loss import next_token_loss, perplexity
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.transformer import Cache, Transformer, check_reach
 
@@ -14,5 +14,6 @@ __all__ = [
     "check_reach",
     "load_model",
     "next_token_loss",
+    "perplexity",
     "save_model",
 ]

@@ -21,7 +21,7 @@ summed before the division.
 An encoding that replaces q·k/√K, as PaTH does, mixes positions and content: it has no measures, and the content's
 logits are then what it computes instead.
 
-Shapes: B sequences, H heads, T tokens, S keys up to the query of a row, V of them that it sees.
+Shapes: B sequences, H heads, T tokens, S keys up to the query of a row, V of them that it sees, N sums.
 """
 
 from __future__ import annotations
@@ -170,19 +170,14 @@ def _by_encoding(loads: Sequence[HeadLoad]) -> list[tuple[str, list[HeadLoad]]]:
 
 @dataclass
 class _Sums:
-    """Sums of one encoding over the rows of a layer so far; a list has a number for each head."""
+    """Sums of one encoding over the rows of a layer so far."""
 
     encoding: str = ""
     limited: bool = False
     weighs: bool = False
     keys: int = 0
-    position_H: list[float] = field(default_factory=list)
-    content_H: list[float] = field(default_factory=list)
-    beyond_H: list[float] = field(default_factory=list)
-    known_H: list[float] = field(default_factory=list)
-    """Σ D(a‖u)."""
-    explained_H: list[float] = field(default_factory=list)
-    """Σ D(a‖u) − D(a‖r)."""
+    sums_HN: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    """For each head: |s_ij|, the content's logits, keys beyond the last embedding, D(a‖u), and D(a‖u) − D(a‖r)."""
     spans: dict[int, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
     """Keys of a row → p_i0 of each head, for each row."""
 
@@ -192,18 +187,16 @@ class _Sums:
                 layer=layer,
                 head=head,
                 encoding=self.encoding,
-                position=self.position_H[head] / self.keys,
-                content=self.content_H[head] / self.keys,
-                beyond=self.beyond_H[head] / self.keys if self.limited else None,
+                position=position / self.keys,
+                content=content / self.keys,
+                beyond=beyond / self.keys if self.limited else None,
                 spans=tuple(
                     (keys, math.fsum(each[head] for each in spans) / len(spans))
                     for keys, spans in sorted(self.spans.items())
                 ),
-                explained=None
-                if self.weighs or self.known_H[head] <= 0
-                else self.explained_H[head] / self.known_H[head],
+                explained=None if self.weighs or known <= 0 else explained / known,
             )
-            for head in range(len(self.position_H))
+            for head, (position, content, beyond, known, explained) in enumerate(self.sums_HN.tolist())
         ]
 
 
@@ -230,18 +223,16 @@ def _add_row(sums: dict[tuple[int, int], _Sums], layer: int, row: Inputs, positi
         encoding = position.encoding
         total.encoding, total.keys = encoding.kind, total.keys + V
         total.weighs = any(p.encoding.weighs for p in positions)
-        _add(total.position_H, score_HV.abs().sum(-1))
-        _add(total.content_H, content_HV.abs().sum(-1))
-        # Σ a·log(a/u) and Σ a·log(r/u): a weight of 0 adds 0, whatever the logarithm.
-        _add(total.known_H, (a_HV * (log_a_HV + math.log(V))).nan_to_num(0).sum(-1))
-        _add(total.explained_H, (a_HV * (score_HV.log_softmax(-1) + math.log(V))).nan_to_num(0).sum(-1))
+        beyond_HV = torch.zeros_like(score_HV)
         if isinstance(encoding, ContextualEncoding):
             p_HV = of_seen(encoding.positions(position.parameters, of_each[index]))
             total.spans[V].append(p_HV[:, 0].tolist())
             limit = encoding.limit(position.parameters)
             total.limited = limit is not None
-            _add(total.beyond_H, (p_HV > (math.inf if limit is None else limit)).sum(-1))
-
-
-def _add(total_H: list[float], more_H: Tensor) -> None:
-    total_H[:] = [a + b for a, b in itertools.zip_longest(total_H, more_H.tolist(), fillvalue=0.0)]
+            if limit is not None:
+                beyond_HV = (p_HV > limit).double()
+        # Σ a·log(a/u) and Σ a·log(r/u): a weight of 0 adds 0, whatever the logarithm.
+        known_HV = (a_HV * (log_a_HV + math.log(V))).nan_to_num(0)
+        explained_HV = (a_HV * (score_HV.log_softmax(-1) + math.log(V))).nan_to_num(0)
+        terms = (score_HV.abs(), content_HV.abs(), beyond_HV, known_HV, explained_HV)
+        total.sums_HN = total.sums_HN + torch.stack([x_HV.sum(-1) for x_HV in terms], dim=-1)

@@ -10,6 +10,7 @@ Shapes: N tokens, D dim, V vocabulary, B batch, T tokens of a sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,14 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """The cross-entropy in nats, summed over the tokens that have a target, in float32 or in float64."""
     logits_NV = at_least_float32(logits_BTV.flatten(0, -2))
     return F.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def perplexity(nats: float) -> float:
+    """The exponential of a mean cross-entropy in nats; infinite where a float overflows."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 def output_loss(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:

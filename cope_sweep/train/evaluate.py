@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cope_sweep.config import RunSpec
 from cope_sweep.config.run import POSITION_PERPLEXITY
-from cope_sweep.model import Transformer, next_token_loss
+from cope_sweep.model import Transformer, next_token_loss, perplexity
 from cope_sweep.tasks import IGNORED, Batch, Task
 from cope_sweep.train.batches import in_parts, own_range, own_sequences, to_device
 from cope_sweep.train.runtime import Runtime
@@ -34,8 +34,8 @@ Sums = Mapping[str, float]
 METRICS: dict[str, Callable[[Sums], float]] = {
     # Cross-entropy: nats per target.
     "loss": lambda sums: _ratio(sums, "nats", "targets"),
-    "perplexity": lambda sums: _exp(_ratio(sums, "nats", "targets")),
-    "word_perplexity": lambda sums: _exp(_ratio(sums, "nats", "words")),
+    "perplexity": lambda sums: perplexity(_ratio(sums, "nats", "targets")),
+    "word_perplexity": lambda sums: perplexity(_ratio(sums, "nats", "words")),
     "bits_per_byte": lambda sums: _ratio(sums, "nats", "bytes") / math.log(2),
     # Wrong answers, in percent.
     "token_error": lambda sums: 100 * _ratio(sums, "wrong_answers", "answers"),
@@ -167,13 +167,6 @@ def _ratio(sums: Sums, numerator: str, denominator: str) -> float:
     return sums.get(numerator, 0) / sums.get(denominator, 0)
 
 
-def _exp(x: float) -> float:
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf
-
-
 TEST_SEED = 0
 """Test sets are the same sequences for every run, whatever its seed."""
 
@@ -279,7 +272,7 @@ class Evaluator:
             nats, targets = sum_over_workers(self._runtime, sums).tolist()
             for end, nat, target in zip(ends, nats, targets, strict=True):
                 if target:
-                    measured[f"{split}/{POSITION_PERPLEXITY}@{end}"] = _exp(nat / target)
+                    measured[f"{split}/{POSITION_PERPLEXITY}@{end}"] = perplexity(nat / target)
         return measured
 
     @torch.no_grad()

@@ -73,7 +73,9 @@ def test_worked_by_hand():
 def test_a_mean_gate_is_over_the_selected_queries_from_the_key_on(T, selected, seed):
     gates = np.tril(np.random.default_rng(seed).random((T, T))).astype(np.float32)
     queries_T = np.array([bool(selected >> i & 1) for i in range(T)])
-    for means, queries in ((mean_gates(gates), range(T)), (mean_gates(gates, queries_T), np.flatnonzero(queries_T))):
+    seen_TT = np.tri(T, dtype=bool)
+    of_all, of_selected = mean_gates(gates, seen_TT), mean_gates(gates, seen_TT, queries_T)
+    for means, queries in ((of_all, range(T)), (of_selected, np.flatnonzero(queries_T))):
         for j in range(T):
             seen = [float(gates[i, j]) for i in queries if i >= j]
             assert means[j] == pytest.approx(statistics.fmean(seen)) if seen else math.isnan(means[j])

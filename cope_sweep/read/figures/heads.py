@@ -108,7 +108,7 @@ def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStati
             summary=summaries.get((layer.layer, head), ""),
             heatmaps=tuple(layer_heatmaps(layer, row)),
             mean_gates_T=next(
-                (mean_gates(each.gates_HTT[row], seen_TT=each.seen_TT) for each in layer.contextual.values()), None
+                (mean_gates(each.gates_HTT[row], each.seen_TT) for each in layer.contextual.values()), None
             ),
         )
         for layer in probe.layers

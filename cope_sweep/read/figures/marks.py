@@ -216,7 +216,7 @@ def _add_values(values: Mapping[Show, dict[LayerAndHead, list[np.ndarray]]], lay
     matrix_HTT = layer.position_only_attention_HTT
     for row, head in enumerate(layer.heads):
         if "gates" in values and gates is not None:
-            values["gates"][layer.layer, head].append(mean_gates(gates.gates_HTT[row], seen_TT=gates.seen_TT))
+            values["gates"][layer.layer, head].append(mean_gates(gates.gates_HTT[row], gates.seen_TT))
         if "position_attention" in values and matrix_HTT is not None:
             values["position_attention"][layer.layer, head].append(matrix_HTT[row][_pairs(matrix_HTT.shape[1])])
 
