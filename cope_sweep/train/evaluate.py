@@ -63,6 +63,37 @@ PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences", "valid_mass", "be
 """Sums over the model's predictions, to which each partial error adds its own. All others are over batches alone."""
 
 
+class EvaluatedPart(NamedTuple):
+    """What one forward pass is measured on, on the device."""
+
+    inputs_NT: Tensor
+    targets_NT: Tensor
+    answers_NT: Tensor
+    """bool: the target is an answer, which the error rates count."""
+    counted_GNT: Tensor | None
+    """bool: the targets that each partial error counts; None if the task has none."""
+    valid_NTV: Tensor | None
+    """bool: the tokens that may follow; None if the task does not tell."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors."""
+        return sum(tensor.nbytes for tensor in self if tensor is not None)
+
+
+class Predictions(NamedTuple):
+    """What a model predicts for an `EvaluatedPart`."""
+
+    nats: Tensor
+    """The cross-entropy, summed over the targets, without dimensions."""
+    most_probable_NT: Tensor
+    """The most probable token for each target."""
+    chosen_GNT: Tensor | None = None
+    """The token that each partial error takes; None: all take `most_probable_NT`."""
+    f1: tuple[Tensor, Tensor] | None = None
+    """The two sums of `f1_sums`."""
+
+
 class EvaluationSums:
     """Adds up the sums over this worker's share of a test set.
 
@@ -86,33 +117,15 @@ class EvaluationSums:
         self._batch_sums.update({unit: int(count_N.sum()) for unit, count_N in batch.units_N.items()})
         self._answers_V += np.bincount(batch.targets_NT[batch.answers_NT], minlength=len(self._answers_V))
 
-    def add_predictions(
-        self,
-        nats: Tensor,
-        most_probable_NT: Tensor,
-        targets_NT: Tensor,
-        answers_NT: Tensor,
-        counted_GNT: Tensor | None = None,
-        chosen_GNT: Tensor | None = None,
-        f1: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
-        """Add the sums over the predictions for some sequences.
-
-        Args:
-            nats: The cross-entropy, summed over the targets, without dimensions.
-            most_probable_NT: The most probable token for each target.
-            targets_NT: The targets.
-            answers_NT: bool: the target is an answer, which the error rates count.
-            counted_GNT: bool: the targets that each partial error counts; needed if there are any.
-            chosen_GNT: The token that each of them takes, if not all take `most_probable_NT`.
-            f1: The two sums of `f1_sums`.
-        """
-        is_wrong_NT = most_probable_NT != targets_NT
-        wrong_NT = is_wrong_NT & answers_NT
+    def add_predictions(self, part: EvaluatedPart, predictions: Predictions) -> None:
+        """Add the sums over the predictions for some sequences."""
+        nats, most_probable_NT, chosen_GNT, f1 = predictions
+        is_wrong_NT = most_probable_NT != part.targets_NT
+        wrong_NT = is_wrong_NT & part.answers_NT
         sums = [nats, wrong_NT.sum(), wrong_NT.any(-1).sum(), *(f1 or (nats.new_zeros(()), nats.new_zeros(())))]
-        if counted_GNT is not None:
-            is_wrong = is_wrong_NT if chosen_GNT is None else chosen_GNT != targets_NT
-            sums += [*counted_GNT.sum((1, 2)), *(counted_GNT & is_wrong).sum((1, 2))]
+        if part.counted_GNT is not None:
+            is_wrong = is_wrong_NT if chosen_GNT is None else chosen_GNT != part.targets_NT
+            sums += [*part.counted_GNT.sum((1, 2)), *(part.counted_GNT & is_wrong).sum((1, 2))]
         self._prediction_sums += torch.stack([total.double() for total in sums])
 
     def result(self, sum_over_workers: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[str, float]:
@@ -174,25 +187,6 @@ KEPT_BYTES = 2**26
 """Test sequences up to this size stay on the device from one evaluation to the next."""
 
 
-class EvaluatedPart(NamedTuple):
-    """What one forward pass is measured on, on the device."""
-
-    inputs_NT: Tensor
-    targets_NT: Tensor
-    answers_NT: Tensor
-    counted_GNT: Tensor | None
-    """The targets that each partial error counts; None if the task has none."""
-    valid_NTV: Tensor | None
-    """The tokens that may follow; None if the task does not tell."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors."""
-        return sum(tensor.nbytes for tensor in self if tensor is not None)
-
-
-Predictions = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]
-"""The arguments of `EvaluationSums.add_predictions`."""
 TestShare = tuple[Batch, list[EvaluatedPart]]
 """A worker's share of some test sequences, on the host and in parts on the device."""
 
@@ -357,26 +351,24 @@ class Evaluator:
         for batch, parts in shares:
             sums.add_batch(batch)
             for part in parts:
-                sums.add_predictions(*self._predictions(part, choices))
+                sums.add_predictions(part, self._predictions(part, choices))
         return sums.result(partial(sum_over_workers, self._runtime))
 
     def _predictions(self, part: EvaluatedPart, choices: Sequence[Sequence[int]]) -> Predictions:
-        """The arguments of `EvaluationSums.add_predictions`.
+        """The model's predictions.
 
         `choices` are the ids among which answers are chosen, or none for all ids: those of the token error, and of each
         partial error.
         """
-        targets_NT, answers_NT, counted_GNT = part.targets_NT, part.answers_NT, part.counted_GNT
         with self._runtime.autocast():
             if not any(choices) and part.valid_NTV is None:
-                predicted = self._model.predict(part.inputs_NT, targets_NT)
-                return *predicted, targets_NT, answers_NT, counted_GNT, None, None
+                return Predictions(*self._model.predict(part.inputs_NT, part.targets_NT))
             logits_NTV = self._model(part.inputs_NT)
-            nats = next_token_loss(logits_NTV, targets_NT)
+            nats = next_token_loss(logits_NTV, part.targets_NT)
         chosen_NT, *of_parts = (_most_probable(logits_NTV, among) for among in choices)
         chosen_GNT = torch.stack(of_parts) if of_parts else None
-        f1 = None if part.valid_NTV is None else f1_sums(logits_NTV, targets_NT, part.valid_NTV)
-        return nats, chosen_NT, targets_NT, answers_NT, counted_GNT, chosen_GNT, f1
+        f1 = None if part.valid_NTV is None else f1_sums(logits_NTV, part.targets_NT, part.valid_NTV)
+        return Predictions(nats, chosen_NT, chosen_GNT, f1)
 
 
 def _most_probable(logits_NTV: Tensor, among: Sequence[int]) -> Tensor:

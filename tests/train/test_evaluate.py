@@ -8,7 +8,7 @@ import torch
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, EvaluationSums, Evaluator, f1_sums, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluatedPart, EvaluationSums, Evaluator, Predictions, f1_sums, metrics
 from tests.helpers.tiny import tiny_run
 from tests.helpers.tiny_models import set_logits
 
@@ -29,11 +29,15 @@ def sums_of(*batches):
     for batch, p_NTV in batches:
         sums.add_batch(batch)
         if len(batch):
-            targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
             logits_NTV = torch.from_numpy(p_NTV).clamp(min=1e-30).log().float()
-            nats = next_token_loss(logits_NTV, targets)
-            sums.add_predictions(nats, logits_NTV.argmax(-1), targets, answers)
+            nats = next_token_loss(logits_NTV, torch.from_numpy(batch.targets_NT))
+            sums.add_predictions(part_of(batch), Predictions(nats, logits_NTV.argmax(-1)))
     return sums
+
+
+def part_of(batch, counted_GNT=None):
+    arrays = (batch.inputs_NT, batch.targets_NT, batch.answers_NT)
+    return EvaluatedPart(*map(torch.from_numpy, arrays), counted_GNT, None)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +65,10 @@ def test_partial_errors_by_hand():
     """Two of a task's partial errors: one counts the first column, the other nothing."""
     sums = EvaluationSums(3, torch.device("cpu"), ["first_error", "last_error@2"])
     sums.add_batch(BATCH)
-    targets, answers = torch.from_numpy(BATCH.targets_NT), torch.from_numpy(BATCH.answers_NT)
     counted = torch.zeros(2, 2, 3, dtype=torch.bool)
     counted[0, :, 0] = True
     predicted = torch.from_numpy(P).argmax(-1)
-    sums.add_predictions(torch.tensor(1.0), predicted, targets, answers, counted)
+    sums.add_predictions(part_of(BATCH, counted), Predictions(torch.tensor(1.0), predicted))
     result = sums.result()
     # The first sequence's 0.5 for id 0 is wrong, though no answer; the second's 0.8 for id 1 is right.
     assert metrics(result, ["first_error", "last_error@2", "token_error"]) == {
