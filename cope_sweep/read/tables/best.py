@@ -242,21 +242,19 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
         metric: Its name; None: what the search optimises, or else the primary metric, on the validation set if there
             is one.
 
-    Raises QueryError for a metric that its tasks do not have.
+    Raises QueryError for a metric that none of its runs reports. Rows without it have no score.
     """
     plan = results.plan
     content, search = plan.ablation.content, plan.search
     name = metric or (search.metric if search else None) or validation_metric(plan.ablation, plan.runs)
-    for run in plan.runs:
-        allowed = [*run.metrics, *FACT_METRICS]
-        if not is_reported(name, allowed):
-            raise QueryError(
-                f"the task {run.task.kind} has no metric {name!r}{suggest(name, allowed)}",
-                code="unknown_metric",
-                metric=name,
-                task=run.task.kind,
-                allowed=allowed,
-            )
+    allowed = [*dict.fromkeys(each for run in plan.runs for each in run.metrics), *FACT_METRICS]
+    if plan.runs and not is_reported(name, allowed):
+        raise QueryError(
+            f"no run of {plan.name} has a metric {name!r}{suggest(name, allowed)}",
+            code="unknown_metric",
+            metric=name,
+            allowed=allowed,
+        )
     goals = {column.name: column.goal for column in content.metrics}
     goal = goals.get(name, content.measured_metric.goal)
     if search and search.metric == name and search.goal:
@@ -319,18 +317,25 @@ def yaml_of_best(ranking: Ranking) -> str:
     gives a scale of the same ablation with the best row alone.
 
     Raises:
-        QueryError: A group has no best row yet, or candidates that have not ended; or the row cannot be a scale.
+        QueryError: A group has candidates that have not ended, or no row with a score; or the row cannot be a scale.
     """
-    unfinished = [group.name for group in ranking.groups if group.best() is None]
-    if len(ranking.groups) > 1:
-        unfinished = [group.name for group in ranking.groups if group.missing or group.best() is None]
+    without_best = [group.name for group in ranking.groups if group.best() is None]
+    needs_all = len(ranking.groups) > 1
+    unfinished = [group.name for group in ranking.groups if group.missing and (needs_all or group.name in without_best)]
     if unfinished:
         raise QueryError(
             f"the rows of {first_rows(unfinished)} have not all ended; train them first",
             code="not_finished",
             rows=unfinished,
         )
-    if len(ranking.groups) > 1:
+    if without_best:
+        raise QueryError(
+            f"no row of {first_rows(without_best)} has a value of {ranking.metric} from every seed",
+            code="no_value",
+            metric=ranking.metric,
+            rows=without_best,
+        )
+    if needs_all:
         return "when:\n" + "".join(_condition_lines(ranking.groups))
     return _scale_of_best(ranking)
 

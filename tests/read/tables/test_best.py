@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -126,6 +127,28 @@ def test_conditions_need_draws_that_have_ended():
     )
     with raises("not_finished", rows=["CoPE"]):
         yaml_of_best(rank_rows(Results(plan, records, NOWHERE), METRIC))
+
+
+def test_a_task_without_the_metric_has_no_best_draw():
+    tasks = {"Copy": {"kind": "selective_copy", "tokens": 4, "blanks": 4}, "Text": {"kind": "code", "tokens": 16}}
+    search = SEARCH | {"samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
+    base = {key: TINY[key] for key in ("model", "train")}
+    plan = plan_of(base=base, search=search, grid={"task": tasks}, metrics=[{"name": METRIC}])
+    results = results_of(plan, lambda run: 5.0)
+    records = results.records | {
+        run.run_id: RunRecord(run_id=run.run_id, status="finished", seed=run.seed, metrics={"test/loss": 1.0})
+        for row in plan.rows
+        if row.labels["task"] == "Text"
+        for run in row.runs
+    }
+    table = Table.of(replace(results, records=records))
+    assert "by in_dist/token_error: 5" in table.model.answer
+    ranking = rank_rows(table.results)
+    assert [group.best() is None for group in ranking.groups] == [False, True]
+    with raises("no_value", rows=["Text"]):
+        yaml_of_best(ranking)
+    with raises("unknown_metric", metric="sparse/los"):
+        rank_rows(results, "sparse/los")
 
 
 def test_a_report_shows_the_best_draws_and_tests_nothing():
