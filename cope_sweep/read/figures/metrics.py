@@ -26,7 +26,7 @@ LEAST_FOR_INTERVAL = 5
 
 
 def metric_title(plan: Plan, name: str) -> Column:
-    """A metric as a column; one that the table does not have takes unit and goal from a column of its quantity.
+    """A metric as a column; one that the table does not have takes unit, scale and goal from a column of its quantity.
 
     The label of such a metric, or of one without a label, is its key in words: `in dist · token error at 4x`.
     """
@@ -36,7 +36,7 @@ def metric_title(plan: Plan, name: str) -> Column:
             return column_of(metric).model_copy(update={"label": metric.label or in_words(name)})
     for metric in metrics:
         if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
-            return Column(name=name, label=in_words(name), unit=metric.unit, goal=metric.goal)
+            return column_of(metric).model_copy(update={"name": name, "label": in_words(name), "learned": None})
     return Column(name=name, label=in_words(name), unit="%" if name.partition("@")[0].endswith("_error") else "")
 
 

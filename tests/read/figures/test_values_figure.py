@@ -337,6 +337,16 @@ def test_a_row_that_diverges_does_not_flatten_the_axis(store):
     assert drawn.axes[1].get_xlim()[1] > 90, "a percentage has two ends"
 
 
+def test_the_value_of_a_far_row_and_a_metric_without_a_column_have_the_scale_of_the_metric(store):
+    plan = plan_of(metrics=[{"name": "dense/loss", "unit": "mnat", "scale": 1000}])
+    for row, loss in zip(plan.rows, (0.5, 0.52, 9.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {"dense/loss": loss + 0.01 * run.seed, "sparse/loss": loss + 0.01 * run.seed})
+    drawn = made("summary", plan, store, metric=("dense/loss", "sparse/loss")).draw()
+    assert [[each.get_text() for each in panel.texts] for panel in drawn.axes] == [["9005 →"]] * 2
+    assert [panel.get_xlabel() for panel in drawn.axes] == ["loss (mnat)"] * 2
+
+
 @pytest.mark.parametrize(("rows", "panels"), [(8, 1), (9, 9), (13, 1)])
 def test_many_lines_have_panels_of_their_own(rows, panels, store):
     plan = plan_of(grid={"model.dim": [8 * (index + 1) for index in range(rows)]}, seeds=[0])

@@ -551,6 +551,30 @@ def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
     assert visitor.problems == []
 
 
+def test_curves_have_the_unit_of_the_table(visitor: Visitor) -> None:
+    def with_scale(route: Route) -> None:
+        answer = route.fetch()
+        content = answer.json()
+        content["metrics"][0]["scale"] = 0.01
+        route.fulfill(response=answer, json=content)
+
+    def with_seconds(route: Route) -> None:
+        answer = route.fetch()
+        content = answer.json()
+        for each in content["series"]:
+            each["points"] = [[step, step, value] for step, _, value in each["points"]]
+        route.fulfill(response=answer, json=content)
+
+    visitor.page.route("**/ablations/curves", with_scale)
+    visitor.page.route("**/api/v1/curves?*", with_seconds)
+    for axis, place in {"step": "step 10", "time": "10 s"}.items():
+        page = visitor.open(f"ablations/curves?x={axis}", ".uplot canvas")
+        page.locator(".chart").focus()
+        page.keyboard.press("Home")
+        text = page.locator("[aria-valuetext]").get_attribute("aria-valuetext")
+        assert text == f"{place}: CoPE 0.5; Absolute 0.6; RoPE 0.3"
+
+
 @pytest.mark.thorough
 def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: Visitor) -> None:
     page = visitor.open("runs?ablation=many", ".runs tbody tr")

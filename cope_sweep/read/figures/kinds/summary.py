@@ -168,7 +168,8 @@ class SummaryData(FigureData):
             panel.set_ylim(len(rows) - 0.5, -0.5)
             panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
             for median in far_points["median"]:  # at the edge, with its value, so that the others can be told apart
-                is_right, text = median > points["median"].mean(), canvas.number(float(significant(median)))
+                is_right = median > points["median"].mean()
+                text = canvas.number(float(significant(median * metric.scale)))
                 panel.text(
                     float(is_right), rows.index(str(far_row)), f"{text} →" if is_right else f"← {text}",
                     transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center",

@@ -11,15 +11,16 @@ const LOSS = "train/loss";
 const ROWS = 100;
 const MOST_DRAWN = 12; // of more rows, the first are drawn until some are chosen
 
-/** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. */
-async function groupsOf(curves, byTime, metric) {
+/** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. Values are multiplied by `scale`. */
+async function groupsOf(curves, byTime, metric, scale) {
+  const shown = (value) => (value === null ? null : value * scale);
   const styled = curves.rows.map((row, i) => ({
     name: row.row,
     style: style(i),
     series: row.series.map((each) => ({
       id: each.run_id,
       name: `seed ${each.seed}`,
-      points: each.points.map(([step, value]) => [step, NaN, value]),
+      points: each.points.map(([step, value]) => [step, NaN, shown(value)]),
     })),
   }));
   if (!byTime) return styled;
@@ -27,7 +28,10 @@ async function groupsOf(curves, byTime, metric) {
   const timed = await curvesOf(ids, metric);
   return styled.map((group) => ({
     ...group,
-    series: group.series.map((each) => ({ ...each, points: timed.get(each.id) ?? [] })),
+    series: group.series.map((each) => ({
+      ...each,
+      points: (timed.get(each.id) ?? []).map(([step, seconds, value]) => [step, seconds, shown(value)]),
+    })),
   }));
 }
 
@@ -78,7 +82,8 @@ export function learningCurves(container) {
         return;
       }
       if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));
-      const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric)));
+      const scales = new Map(detail.metrics.map((metric) => [metric.name, metric.scale]));
+      const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric, scales.get(each.metric) ?? 1)));
       let [settings, problem] = [chosenCurves(params), null];
       const groups = await grouped(settings.by === "time").catch((error) => {
         problem = error.message;
