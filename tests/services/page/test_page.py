@@ -621,6 +621,12 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
 def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     context: BrowserContext, site: Site, tmp_path: Path
 ) -> None:
+    def with_a_lost_value(route: Route) -> None:
+        answer = route.fetch()
+        table = answer.json()
+        table["rows"][0]["counts"]["finished"] += 1
+        route.fulfill(response=answer, json=table)
+
     sample = site.sample.copy_to(tmp_path / "sample")
     write_evidence(evidence(read_results(sample.plan, sample.store)), sample.ablations / "results")
     with serving(sample.settings(store=tmp_path / "empty")) as client:
@@ -639,12 +645,15 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert own == ["broken", "Curves of few points", "Many runs"]  # they reproduce nothing
         assert page.locator(".library a").all_inner_texts() == ["Selective copy, tiny", "Results of this repository"]
         assert page.locator(".library .tag").inner_text() == "Table 1"
+        visitor.page.route("**/ablations/tiny/table?*", with_a_lost_value)
         page = visitor.open("ablations/tiny", "p.committed")
         assert page.locator("p.committed").inner_text() == "Results of this repository; you have not trained this yet."
         assert page.locator(".claims .verdict").inner_text() == "not testable"
         assert "a rule that does not solve the task" in page.locator(".claims .verdict").get_attribute("title")
         assert page.locator(".results tbody .value").count() == 4
         assert page.locator(".results button.value, .choose").count() == 0
+        assert set(page.locator(".results tbody sup:not(.mark)").all_inner_texts()) == {"n=1"}
+        visitor.page.unroute("**/ablations/tiny/table?*")
         assert accessibility(page) == []
         page = visitor.open("ablations/tiny?tab=figures", ".figures img")
         assert page.locator("p.committed").is_visible()

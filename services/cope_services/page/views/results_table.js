@@ -61,26 +61,25 @@ function cell(row, metric, context) {
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
   const mark = found.mostly_stuck && h("sup", { class: "mark", title: STUCK }, "†");
+  const content = [
+    withSpread(found.text, widths.get(metric.name)),
+    mark,
+    found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
+  ];
+  const shown = { class: `value${found.best ? " best" : ""}`, title: `${found.n} of ${row.seeds} seeds` };
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
       : committed // its runs are not in this store
-        ? h("span", { class: `value${found.best ? " best" : ""}`, title: `${found.n} of ${row.seeds} seeds` },
-            withSpread(found.text, widths.get(metric.name)),
-            mark,
-          )
-      : h("button", {
+        ? h("span", shown, content)
+        : h("button", {
+            ...shown,
             type: "button",
-            class: `value${found.best ? " best" : ""}`,
             "aria-expanded": String(open),
             "data-key": `cell ${id}`,
-            title: `${row.row}, ${metric.title}: ${found.n} of ${row.seeds} seeds. Show the runs`,
+            title: `${row.row}, ${metric.title}: ${shown.title}. Show the runs`,
             onclick: () => change({ open: open ? null : id }),
-          },
-          withSpread(found.text, widths.get(metric.name)),
-          mark,
-          found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
-        );
+          }, content);
   const below = [
     paper &&
       h("span", { class: "published", title: paper.source ?? "" },
