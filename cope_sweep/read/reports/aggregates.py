@@ -17,10 +17,9 @@ from scipy.stats import trim_mean
 
 from cope_sweep.read.numbers import MISSING, interval_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.model import TASK, TableModel
+from cope_sweep.read.tables.model import TASK, TableModel, first_rows
+from cope_sweep.read.tables.stats import RESAMPLES, TAILS
 
-TAILS = (0.025, 0.975)
-RESAMPLES = 9_999
 FEW_SEEDS = 10
 """With fewer seeds, a percentile interval is too narrow."""
 
@@ -58,7 +57,8 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     """One line per encoding, best first, by the primary metric; None for fewer than two tasks that report it.
 
     Args:
-        model: The table. Rows with fewer than two seeds on a task, or with an infinite value, are left out.
+        model: The table. Rows with fewer than two seeds on a task, with an infinite value, or with a run that failed or
+            has no value, are left out: seeds that diverge are often the worst ones.
         reference: The label of the rows to compare the others with; None: no comparison.
     """
     if TASK not in model.axes:
@@ -67,10 +67,13 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     reporting = [row for row in model.rows if TASK in row.labels and primary in row.runs[0][0].metrics]
     tasks = dict.fromkeys(row.labels[TASK] for row in reporting)
     scores_of: dict[str, dict[str, list[float]]] = {}
+    without_values: dict[str, None] = {}  # an ordered set
     for row in reporting:
         cell = row.metrics[primary]
-        if cell.rule_error and len(cell.values) > 1 and all(map(math.isfinite, cell.values.values())):
-            name = " · ".join(label for key, label in row.labels.items() if key != TASK)
+        name = " · ".join(label for key, label in row.labels.items() if key != TASK)
+        if cell.lost:
+            without_values[name] = None
+        elif cell.rule_error and len(cell.values) > 1 and all(map(math.isfinite, cell.values.values())):
             scores = [value / cell.rule_error for value in cell.values.values()]
             scores_of.setdefault(name, {})[row.labels[TASK]] = scores
     complete = {name: by_task for name, by_task in scores_of.items() if len(by_task) == len(tasks)}
@@ -89,10 +92,10 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     headers = [ColumnHeader("row", numeric=False), ColumnHeader("interquartile mean")]
     headers += [ColumnHeader(f"P(better than {reference})")] * (against is not None)
     seeds = min(len(values) for by_task in complete.values() for values in by_task.values())
-    return Layout(tuple(headers), tuple(lines), _note(model, len(tasks), seeds))
+    return Layout(tuple(headers), tuple(lines), _note(model, len(tasks), seeds, list(without_values)))
 
 
-def _note(model: TableModel, tasks: int, seeds: int) -> str:
+def _note(model: TableModel, tasks: int, seeds: int, without_values: Sequence[str]) -> str:
     note = (
         f"Over {tasks} tasks with at least {seeds} seeds each. A score is {model.primary.label} ÷ the error of the "
         "best simple rule on the same test set: 0 is solved, 1 is no better than the rule. Interquartile mean: the "
@@ -101,4 +104,6 @@ def _note(model: TableModel, tasks: int, seeds: int) -> str:
     )
     if seeds < FEW_SEEDS:
         note += f" With {seeds} seeds these intervals are too narrow: read them as a description, not as a test."
+    if without_values:
+        note += f" Left out, because runs failed or have no value: {first_rows(without_values)}."
     return note

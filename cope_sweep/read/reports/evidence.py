@@ -51,7 +51,6 @@ from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import Layout
 from cope_sweep.read.tables.model import TASK, TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
-from cope_sweep.read.tables.rules import learning_metric
 from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES, ParquetStore
 
@@ -237,9 +236,7 @@ class Evidence:
     @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None if no metric defines `learned`."""
-        if learning_metric(self.shown.columns) is None:
-            return None  # without reading the curves
-        return thresholds(self.shown, self.results.curves)
+        return thresholds(self.shown, self.results.store)
 
     @property
     def sections(self) -> tuple[Section, ...]:

@@ -3,77 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
-import pandas as pd
 
 from cope_sweep.read.numbers import integer
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.model import Column, TableModel
+from cope_sweep.read.tables.model import Column, TableModel, TableRow
 from cope_sweep.read.tables.results import first_learned
 from cope_sweep.read.tables.rules import learning_metric, stuck_from
-from cope_sweep.read.tables.stats import LEVEL
+from cope_sweep.read.tables.stats import LEVEL, RESAMPLES, TAILS
+from cope_sweep.store import Store
+from cope_sweep.store.errors import DamagedError
 
-RESAMPLES = 9_999
-"""Bootstrap samples of a median."""
 
+def thresholds(model: TableModel, store: Store) -> Layout | None:
+    """Steps and sequences until runs have learned the task; runs that failed have not.
 
-def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
-    """Steps and sequences until finished runs have learned the task.
-
-    None if no column defines `learned`, or no run has learned the task.
+    None if no column defines `learned`, or no run has learned the task. Raises StoreError.
 
     Args:
         model: The table of results.
-        curves: The learning curves of its runs, as in `Results.curves`.
+        store: The store with the learning curves of its runs.
     """
     column = learning_metric(model.columns)
     if column is None:
         return None
-    # A run that has not finished may still learn the task.
-    finished = [run.run_id for row in model.rows for run, record in row.runs if record.status == "finished"]
-    limits = {run.run_id: stuck_from(row.metrics[column.name].rule_error) for row in model.rows for run, _ in row.runs}
-    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column, limits)
+    first_steps = [(row, list(_first_steps(row, column, store))) for row in model.rows]
+    if not any(math.isfinite(step) for _, steps in first_steps for step in steps):
+        return None
     lines = []
-    for row in model.rows:
+    for row, steps in first_steps:
         train = row.runs[0][0].train
-        steps = [first_steps[run.run_id] for run, _ in row.runs if run.run_id in first_steps]
         if steps:
             cells = [row.short, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
             cells += [_median_text(steps, train.steps, unit) for unit in (1, train.batch)]
             lines.append(tuple(map(TextCell, cells)))
-    if not any(map(math.isfinite, first_steps.values())):
-        return None
     headers = [ColumnHeader("row", numeric=False), *map(ColumnHeader, ("seeds", "steps", "sequences"))]
+    or_failed = ", or whose run failed," if any(row.counts["failed"] for row in model.rows) else ""
     note = (
         f"Training until the first evaluation with {column.learned_title} {column.unit}: the median over seeds, and "
-        f"its {100 * LEVEL:g} % bootstrap interval. A seed that never gets there counts as later than the end of "
-        "training; one that gets there may lose it again."
+        f"its {100 * LEVEL:g} % bootstrap interval. A seed that never gets there{or_failed} counts as later than the "
+        "end of training; one that gets there may lose it again."
     )
     return Layout(tuple(headers), tuple(lines), note)
+
+
+def _first_steps(row: TableRow, column: Column, store: Store) -> Iterator[float]:
+    """The first step at which each run that has ended has learned the task; infinite if it never has."""
+    cell = row.metrics[column.name]
+    for run, record in row.runs:
+        if record.status == "failed" and run.seed in cell.lost:
+            yield math.inf
+        elif record.status == "finished":  # others may still learn the task
+            with suppress(DamagedError):
+                first = first_learned(store.run(run.run_id).curve(), column, stuck_from(cell.rule_error))
+                if first is not None:
+                    yield first
 
 
 def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
     """The median, and its percentile interval over resampled seeds. Values may be infinite."""
     seeds = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).choice(seeds, (RESAMPLES, len(seeds)))
-    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(np.median(drawn, axis=1), tails, method="inverted_cdf")
+    low, high = np.quantile(np.median(drawn, axis=1), TAILS, method="inverted_cdf")
     return float(np.median(seeds)), float(low), float(high)
-
-
-def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, float]) -> dict[str, float]:
-    """Run id → the first step at which the run has learned the task; infinite if it never has.
-
-    A run whose error is at least its value in `limits` (run id → error) is stuck: it has not learned the task.
-    """
-    steps = {}
-    for run_id, logged in curves[curves["metric"] == column.name].groupby("run_id"):
-        first = first_learned(zip(logged["step"], logged["value"], strict=True), column, limits[str(run_id)])
-        if first is not None:
-            steps[str(run_id)] = float(first)
-    return steps
 
 
 def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:

@@ -19,7 +19,8 @@ published digit as an uncertainty. If the paper gives a standard deviation but n
 smallest possible number, which makes the interval the widest. The margin is `MARGIN_STDS` published standard
 deviations, but at least one unit of the last digit. A value without a standard deviation is a single run, and nothing
 says how much such runs vary, so its difference is descriptive: a rank test of one run against n needs n ≥ 19, and any
-other test needs a distribution. A row of fewer than `LEAST_RUNS` finished runs is descriptive as well.
+other test needs a distribution. A row of fewer than `LEAST_RUNS` finished runs is descriptive as well, and so is one
+with planned runs that are not finished or have no value.
 
 The number of parameters is the same for all seeds. It agrees if it differs by at most one unit of the last published
 digit.
@@ -129,6 +130,7 @@ SINGLE_RULE = (
     "difference is descriptive."
 )
 FEW_RULE = f"Rows with fewer than {LEAST_RUNS} finished runs are descriptive."
+INCOMPLETE_RULE = "Rows with runs that failed, have no value, or are not finished are descriptive."
 EXACT_RULE = "A number of parameters agrees if it differs by at most one unit of the last published digit."
 ORDER_RULE = (
     "These runs do not have the paper's size ({keys} differ), so only the order of rows is compared, by {metric}: each "
@@ -587,14 +589,15 @@ def _fill(model: TableModel, comparisons: Mapping[CellKey, Comparison], rule: st
 
 def _compare_with_paper(model: TableModel) -> TableModel:
     comparisons: dict[CellKey, Comparison] = {}
-    cells: list[tuple[Column, MetricCell]] = []
+    cells: list[tuple[MetricCell, bool]] = []
     for row in model.rows:
         for column in model.columns:
             cell = row.metrics[column.name]
             if cell.published is not None and cell.summary.n > 0:
-                cells.append((column, cell))
+                is_complete = not row.without_value(column.name)
+                cells.append((cell, is_complete))
                 comparisons[row.row, column.name] = with_published(
-                    cell.summary, cell.published, scale=column.scale, exact=column.exact
+                    cell.summary, cell.published, scale=column.scale, exact=column.exact, is_complete=is_complete
                 )
     counts = Counter(comparison.verdict for comparison in comparisons.values())
     sentences = [f"{text}: {counts[verdict]}." for verdict, text in PAPER_SENTENCES.items() if counts[verdict]]
@@ -602,25 +605,30 @@ def _compare_with_paper(model: TableModel) -> TableModel:
     return replace(_fill(model, comparisons, " ".join(_paper_rules(cells))), answer=answer)
 
 
-def _paper_rules(cells: Iterable[tuple[Column, MetricCell]]) -> Iterable[str]:
-    """The rule of verdicts, and what is assumed about the published values that were compared."""
+def _paper_rules(cells: Iterable[tuple[MetricCell, bool]]) -> Iterable[str]:
+    """The rule of verdicts, and what is assumed about the published values that were compared.
+
+    `cells`: (cell, whether all planned runs of its row have a value).
+    """
     varying, has_exact = [], False
-    for column, cell in cells:
-        if column.exact:
+    for cell, is_complete in cells:
+        if cell.column.exact:
             has_exact = True
         elif cell.published is not None:
-            varying.append((cell.summary, cell.published))
-    tested = [published for ours, published in varying if _is_tested(ours, published)]
+            varying.append((cell.summary, cell.published, is_complete))
+    tested = [published for ours, published, is_complete in varying if is_complete and _is_tested(ours, published)]
     if tested:
         yield PAPER_RULE
     unknown_sources = [published.source for published in tested if published.seeds is None]
     if unknown_sources:
         sources = " and ".join(dict.fromkeys(filter(None, unknown_sources))) or "the published values"
         yield UNKNOWN_SEEDS_RULE.format(sources=sources)
-    if any(published.std is None for _, published in varying):
+    if any(published.std is None for _, published, _ in varying):
         yield SINGLE_RULE
-    if any(published.std is not None and ours.n < LEAST_RUNS for ours, published in varying):
+    if any(published.std is not None and ours.n < LEAST_RUNS for ours, published, _ in varying):
         yield FEW_RULE
+    if any(not is_complete and _is_tested(ours, published) for ours, published, is_complete in varying):
+        yield INCOMPLETE_RULE
     if has_exact:
         yield EXACT_RULE
 
@@ -629,7 +637,9 @@ def _is_tested(ours: Summary, published: PublishedValue) -> bool:
     return published.std is not None and ours.n >= LEAST_RUNS and math.isfinite(ours.std)
 
 
-def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False) -> Comparison:
+def with_published(
+    ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False, is_complete: bool = True
+) -> Comparison:
     """The comparison of our mean with a published one, by the rule in the module docstring.
 
     Args:
@@ -637,6 +647,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
         published: The published value.
         scale: The factor by which the published value was multiplied when it was printed.
         exact: Whether the value is the same for all seeds.
+        is_complete: Whether all planned runs have a value.
     """
     unit = 10.0 ** -decimal_places(published.value, scale) / scale
     n, difference = (ours.n, published.assumed_runs), ours.mean - published.value
@@ -644,7 +655,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
         verdict = "agrees" if abs(difference) <= unit * (1 + 1e-9) else "differs"
         return Comparison(PAPER, Difference(difference, n=n), verdict, margin=unit)
     published_std = published.std
-    if published_std is None or not _is_tested(ours, published):
+    if published_std is None or not is_complete or not _is_tested(ours, published):
         return Comparison(PAPER, Difference(difference, n=n), DESCRIPTIVE)
     margin = max(MARGIN_STDS * published_std, unit)
     # Welch–Satterthwaite. The error of rounding is uniform over a unit of the last digit: its variance is unit² / 12.

@@ -95,7 +95,9 @@ def with_learning(plan: Plan, records: dict[str, RunRecord], store: Store) -> di
         for name, (prefix, of) in wanted.items():
             if prefix == STEPS_UNTIL:
                 with suppress(DamagedError):
-                    values[name] = _steps_until(store.run(run.run_id).curve(), columns[of], run)
+                    limit = stuck_from(least_rule_error(run, columns[of]))
+                    steps = first_learned(store.run(run.run_id).curve(), columns[of], limit)
+                    values[name] = None if steps is None else min(steps, run.train.steps)
             elif prefix == SHARE_LEARNED:
                 values[name] = _share_learned(record, columns[of], run)
             elif first is not None and _share_learned(record, first, run):
@@ -111,22 +113,16 @@ def _share_learned(record: RunRecord, metric: Metric, run: RunSpec) -> float | N
     return None if value is None else 100.0 * has_learned(metric, value, stuck_from(least_rule_error(run, metric)))
 
 
-def _steps_until(curve: Iterable[Mapping[str, float]], metric: Metric, run: RunSpec) -> float | None:
-    measured = ((point["step"], metric_value(point, metric.name)) for point in curve)
-    points = [(step, value) for step, value in measured if value is not None]
-    first = first_learned(points, metric, stuck_from(least_rule_error(run, metric)))
-    return None if first is None else min(first, run.train.steps)
-
-
-def first_learned(points: Iterable[tuple[float, float]], metric: Metric, limit: float) -> float | None:
+def first_learned(curve: Iterable[Mapping[str, float]], metric: Metric, limit: float) -> float | None:
     """The first step at which a run has learned a metric; infinite if it never has, None if it was never evaluated.
 
     Args:
-        points: The evaluations of the run: step, value.
+        curve: The logged points of the run.
         metric: The metric, or a column.
         limit: The smallest error with which the run is stuck (`rules.stuck_from`).
     """
-    steps = [step if has_learned(metric, value, limit) else math.inf for step, value in points]
+    values = ((point["step"], metric_value(point, metric.name)) for point in curve)
+    steps = [step if has_learned(metric, value, limit) else math.inf for step, value in values if value is not None]
     return min(steps, default=None)
 
 

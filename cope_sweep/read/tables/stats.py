@@ -40,6 +40,8 @@ SIGNIFICANT_P = 1 - LEVEL
 """The largest p of a significant difference."""
 NORMAL_QUANTILE = 1.959963984540054
 """z with P(Z ≤ z) = 0.975."""
+RESAMPLES, TAILS = 9_999, (0.025, 0.975)
+"""Of a bootstrap interval: the number of samples, and the quantiles at its ends."""
 
 POWER = 0.8
 """Power of the test for the smallest detectable difference."""

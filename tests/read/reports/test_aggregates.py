@@ -14,7 +14,7 @@ from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.render import markdown
 from cope_sweep.store import RunRecord, Store
-from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.finished_runs import fail, finish, plan_of
 
 
 def test_the_interquartile_mean_by_hand_and_its_interval_by_all_resamples():
@@ -43,23 +43,30 @@ def test_scores_are_shares_of_the_error_of_the_best_rule(tmp_path):
     tasks = {"Copy": {"kind": "selective_copy", "tokens": 4, "blanks": 4}, "Flip": {"kind": "flip_flop", "pairs": 8}}
     plan = plan_of(
         base={"model": {"layers": 1, "dim": 8, "heads": 1}, "train": {"steps": 6, "batch": 2}},
-        grid={"task": tasks, "model.position": {"CoPE": ["cope"], "None": []}},
+        grid={"task": tasks, "model.position": {"CoPE": ["cope"], "None": [], "RoPE": ["rope"]}},
         metrics=[{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}],
+        seeds=[0, 1, 2],
         published=[],
     )
     model = table_model(plan, read_results(plan, store).records)
     assert aggregates(model, "CoPE") is None, "no run is finished"
     for row in plan.rows:
         rules = row.runs[0].task.shortcut_errors("in_dist", 2048)
-        for run in row.runs:
-            share = 0.5 if row.labels["model.position"] == "CoPE" else 1.0
+        share = {"CoPE": 0.5, "None": 1.0, "RoPE": 0.1}[row.labels["model.position"]]
+        *runs, last = row.runs
+        for run in runs:
             finish(store, run, {"in_dist/token_error": share * min(rules.values())})
+        if row.name == "Flip · RoPE":
+            fail(store, last)  # the others are the best ones
+        else:
+            finish(store, last, {"in_dist/token_error": share * min(rules.values())})
     drawn = aggregates(table_model(plan, read_results(plan, store).records), "CoPE")
     assert [[cell.text for cell in line] for line in drawn.rows] == [
         ["CoPE", "0.50 [0.50, 0.50]", "–"],
         ["None", "1.00 [1.00, 1.00]", "0.00 [0.00, 0.00]"],
     ]
-    assert "With 2 seeds these intervals are too narrow" in drawn.note
+    assert "With 3 seeds these intervals are too narrow" in drawn.note
+    assert drawn.note.endswith("Left out, because runs failed or have no value: RoPE.")
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ import pytest
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.reports.thresholds import bootstrap_median
 from cope_sweep.read.tables import read_results
-from tests.helpers.finished_runs import begin, plan_of
+from tests.helpers.finished_runs import begin, fail, plan_of
 from tests.helpers.sweeps import end
 
 ERROR = "in_dist/token_error"
@@ -54,6 +54,27 @@ def test_runs_that_have_not_finished_are_left_out(store):
     begin(store, plan.runs[2]).log({"step": 2, ERROR: 70.0})  # in training, or killed
     ((_, seeds, *_),) = evidence(read_results(plan, store)).thresholds.rows
     assert seeds.text == "2/2"
+
+
+def test_a_run_that_failed_has_not_learned_the_task(store):
+    plan = plan_with(learned=5.0)
+    finished(plan.runs[:2], store, CURVES)
+    fail(store, plan.runs[2])
+    found = evidence(read_results(plan, store)).thresholds
+    assert [[cell.text for cell in line[:3]] for line in found.rows] == [["CoPE", "2/3", "4 [2, > 6]"]]
+    assert "never gets there, or whose run failed, counts as later" in found.note
+
+
+def test_a_mean_of_test_sets_is_learned_where_it_reaches_the_limit(store):
+    plan = plan_with(name="in_dist_and_dense/token_error", learned=5.0)
+    for run in plan.runs:
+        folder = begin(store, run)
+        for step, error in CURVES[0].items():
+            folder.log({"step": step, ERROR: error, "dense/token_error": error + 5.0})
+        folder.finish({ERROR: 0.5, "dense/token_error": 5.5}, {"steps": 6})
+        end(store, folder)
+    ((_, seeds, steps, _),) = evidence(read_results(plan, store)).thresholds.rows
+    assert (seeds.text, steps.text) == ("3/3", "6")
 
 
 def test_no_table_where_no_seed_learns_or_nothing_is_to_be_learned(store):

@@ -215,6 +215,17 @@ def test_what_is_assumed_about_published_values_is_printed():
     assert text.endswith("at most one unit of the last published digit.")
 
 
+def test_a_row_is_not_compared_with_the_paper_by_the_runs_that_are_left():
+    plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3])
+    model = compared(model_of(plan, 4.8, 4.9, 5.0, None, 4.8, 4.9, 5.0, 5.1), "paper")
+    failed, complete, _ = cells(model)
+    assert (failed.verdict, complete.verdict) == ("descriptive", "differs")
+    assert model.rules[0].endswith("Rows with runs that failed, have no value, or are not finished are descriptive.")
+    whole = compared(model_of(plan, 4.8, 4.9, 5.0, 4.9), "paper")
+    assert cells(whole)[0].verdict == "agrees"
+    assert "not finished" not in whole.rules[0]
+
+
 def cells(model, metric="in_dist/token_error"):
     return [row.metrics[metric].comparison for row in model.rows]
 
