@@ -244,7 +244,7 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
     differences = with_ties([row[seed] - other[seed] for seed in seeds], size)
     n = len(differences)
     if n == 0:
-        return Difference(math.nan, n=(len(row), len(other)))
+        return Difference(math.nan)
     difference = mean_of(differences)
     if n == 1 or not _are_testable(differences):
         return Difference(difference, n=(n, n))

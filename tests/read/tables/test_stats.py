@@ -319,7 +319,8 @@ def test_all_flips_of_signs_are_counted_by_hand():
     got = paired_rows({5: 3.0, 6: 4.0, 7: 6.0, 8: 9.0}, {7: 2.0, 6: 2.0, 5: 2.0})
     assert (got.difference, got.p, got.smallest_p, got.n) == (pytest.approx(7 / 3), 2 / 8, 2 / 8, (3, 3))
     assert math.isnan(got.ci_low)
-    assert math.isnan(paired_rows({0: 1.0}, {1: 2.0}).difference), "no seed in common"
+    assert math.isnan((none := paired_rows({0: 1.0}, {1: 2.0})).difference), "no seed in common"
+    assert none.n == (0, 0)
     assert paired_rows({0: 1.0}, {0: 3.0}).difference == -2.0
     assert math.isnan(paired_rows({0: 1.0}, {0: 3.0}).p)
 
