@@ -1,9 +1,9 @@
 """Reports on ablations, as files.
 
     evidence     the report on one ablation at one scale, and its files
-    aggregates, shortcuts, thresholds, heads, provenance     parts of a report
+    aggregates, shortcuts, learned, thresholds, heads, trained, provenance     parts of a report
     html         a report as one HTML file, from its Markdown
-    runs         the runs of a report: written to Parquet, and read again
+    files        the runs of a report, written to Parquet
 
 A report is computed from a plan and a store. The same store gives the same bytes.
 """

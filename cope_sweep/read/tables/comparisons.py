@@ -301,8 +301,7 @@ def _uses_cope(encodings: object) -> bool:
 
 def _compare_with_row(model: TableModel, other: TableRow) -> TableModel:
     references = {row.row: other for row in model.rows if row is not other}
-    with_comparisons = _compare_with_references(model, references, other.row, other.row)
-    return replace(with_comparisons, answer=_answer(with_comparisons, model.primary))
+    return _compare_with_references(model, references, other.row, other.row)
 
 
 def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
@@ -311,8 +310,7 @@ def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
     description = f"the row with {model.axes[key]} = {label}"
     if sum(row.labels.get(key) == label for row in model.rows) > 1:
         description += " and the same values of the other axes"
-    with_comparisons = _compare_with_references(model, references, label, description)
-    return replace(with_comparisons, answer=_answer(with_comparisons, model.primary))
+    return _compare_with_references(model, references, label, description)
 
 
 def _with_label(rows: Sequence[AnyRow], key: str, label: str) -> list[tuple[AnyRow, AnyRow]]:
@@ -344,8 +342,12 @@ def _compare_with_references(
     with_comparisons = _compare_rows(
         model, model.primary, find_reference, ("better", "worse"), BETTER_OR_WORSE, label, difference_rule
     )
-    of_rows = {name: other.row for name, other in references.items()}
-    return replace(with_comparisons, difference_rule=difference_rule, references=of_rows)
+    return replace(
+        with_comparisons,
+        difference_rule=difference_rule,
+        references={name: other.row for name, other in references.items()},
+        answer=_answer(with_comparisons, model.primary),
+    )
 
 
 def _compare_order(model: TableModel) -> TableModel:
@@ -421,7 +423,7 @@ def _compare_rows(
     tested_claims: dict[CellKey, PairTest] = {}
     secondary: dict[str, dict[CellKey, Difference | None]] = {}  # by reference; those of the tested column
 
-    def compare(key: CellKey, other_key: CellKey, test: PairTest, goal: str) -> None:
+    def compare(key: CellKey, other_key: CellKey, test: PairTest) -> None:
         verdict = DESCRIPTIVE
         cells = [(rows[name], column) for name, column in (key, other_key)]
         if not math.isnan(test.p) and test.is_testable and not runs_without_values(*cells):
@@ -443,7 +445,7 @@ def _compare_rows(
                 if column is tested_column:
                     family_sizes[row.row] = size
                 if (test := of_claims.get((key, other_key))) is not None:
-                    compare(key, other_key, test, column.goal)
+                    compare(key, other_key, test)
                     if not math.isnan(test.p):
                         tested_claims[key] = test
                 continue
@@ -456,7 +458,7 @@ def _compare_rows(
         family_sizes |= {name: len(differences) for name, _ in differences}
         for key, test in zip(differences, corrected(list(differences.values())), strict=True):
             if test is not None:
-                compare(key, (other_name, tested_column.name), test, tested_column.goal)
+                compare(key, (other_name, tested_column.name), test)
     in_column = [test for (_, name), test in tested_claims.items() if name == tested_column.name]
     rule = ""
     if in_column:
