@@ -303,8 +303,8 @@ class ClaimResult(Answer):
     )
     published: str = Field(description="The published values of the same rows; empty if there are none.")
     p: float | None = Field(
-        description="p of the weakest pair, corrected for the pairs of all claims of the ablation about the same "
-        "column and task (Holm); null for a claim by a margin, which is judged by intervals."
+        description="p of the weakest pair, corrected for the pairs of all claims of the ablation that rows are "
+        "better, about the same column and task (Holm); null for a claim by a margin, which is judged by intervals."
     )
     q: float | None = Field(
         description="p, corrected for all claims of this answer that rows are better (Benjamini–Hochberg); null for "

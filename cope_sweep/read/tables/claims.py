@@ -55,7 +55,15 @@ from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_
 from cope_sweep.read.tables.declared import declared_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell, lost_text
 from cope_sweep.read.tables.model import LOST, Column, Comparison, MetricCell, TableModel, TableRow
-from cope_sweep.read.tables.pairs import PairTest, claim_tests, gain, has_interval, is_better, runs_without_values
+from cope_sweep.read.tables.pairs import (
+    BY_MARGIN_RULE,
+    PairTest,
+    claim_tests,
+    gain,
+    has_interval,
+    is_better,
+    runs_without_values,
+)
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Summary, benjamini_hochberg, summarise
 from cope_sweep.records import RunRecord, Status
 from cope_sweep.store.results_file import Declarations
@@ -654,6 +662,8 @@ def _claim_notes(findings: Sequence[Finding]) -> Iterator[str]:
         yield VALUES_NOTE
         if any(finding.n for finding in about_rows):
             yield DIFFERENCE_NOTE
+            if len({finding.says == "better" for finding in about_rows}) > 1:
+                yield BY_MARGIN_RULE
         verdicts = {finding.verdict for finding in about_rows if finding.says == "better"}
         verdicts |= {finding.verdict for finding in about_rows} & {"too few seeds", "not testable"}
         for verdict, meaning in VERDICT_NOTES.items():

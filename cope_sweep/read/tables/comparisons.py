@@ -57,6 +57,7 @@ from cope_sweep.read.tables.model import (
     varying_axes,
 )
 from cope_sweep.read.tables.pairs import (
+    BY_MARGIN_RULE,
     PairTest,
     claim_families,
     claim_tests,
@@ -463,6 +464,8 @@ def _compare_rows(
     rule = ""
     if in_column:
         rule = _claimed_rule(in_column, meaning, is_paired=model.paired)
+        if len({pair.is_by_margin for pair in model.claimed}) > 1:
+            rule += f"{BY_MARGIN_RULE} "
     if secondary or not in_column:
         families = [list(differences.values()) for differences in secondary.values()]
         rule += _test_rule(families, meaning, is_paired=model.paired, is_secondary=bool(in_column))

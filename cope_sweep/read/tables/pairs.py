@@ -17,6 +17,9 @@ from cope_sweep.read.tables.model import CellKey, MetricCell, TableModel, TableR
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, holm
 from cope_sweep.store import Status
 
+BY_MARGIN_RULE = "Pairs that are only called equivalent or not worse are corrected among themselves."
+"""Follows the rule of correction where claims of both kinds compare rows."""
+
 
 @dataclass(frozen=True)
 class PairTest:

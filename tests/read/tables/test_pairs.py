@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.read.tables.claims import claim_findings
+from cope_sweep.read.tables.claims import claim_findings, claims_layout
 from cope_sweep.read.tables.comparisons import compared
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.pairs import claim_tests
@@ -168,6 +168,15 @@ def test_claims_with_a_margin_cost_the_others_nothing():
     assert p_of(better, same | {"than": {"model.position": ["ALiBi", "None"]}}) == [1, 2]
     assert p_of(same | {"than": {"model.position": ["RoPE", "None"]}}, better) == [1, 1]
     assert p_of(better, better | {"than": {"model.position": "None"}}) == [2, 2]
+
+    def says_so(*claims):
+        plan = plan_of(grid=grid, seeds=list(range(5)), claims=list(claims), metrics=metrics)
+        model = model_of(plan, values)
+        texts = [claims_layout(claim_findings(plan, model)).note, *compared(model, "CoPE").rules]
+        return ["only called equivalent or not worse are corrected among themselves." in text for text in texts]
+
+    assert says_so(better, same | {"than": {"model.position": "ALiBi"}}) == [True, True]
+    assert says_so(better) == says_so(same | {"than": {"model.position": "ALiBi"}}) == [False, False]
 
 
 @pytest.mark.parametrize("finished", range(6))
