@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -143,6 +144,7 @@ def copy(
     Example: `cope-sweep store copy flip_flop --scale small --store ablations/results --to ablations/results`
     """
     from cope_sweep.cli.files import open_queries
+    from cope_sweep.config.loading import option_words
     from cope_sweep.read.queries import recorded_plan
     from cope_sweep.read.reports.files import copy_runs, results_anywhere
     from cope_sweep.store import ParquetStore
@@ -163,6 +165,9 @@ def copy(
         print_json({"files": files, "copied": done.copied, "finished": done.finished, "planned": done.planned})
         return
     text = f"{done.copied} runs copied; {to} has {done.finished} of {done.planned} finished runs of {plan.name}"
+    if done.copied:
+        words = [plan.name, *option_words(plan.ablation.scale, ()), "--store", str(to), "--out", str(to)]
+        text += f". Write its report again: cope-sweep report {shlex.join(words)}"
     make_console().print(escaped(text), soft_wrap=True, highlight=False)
 
 

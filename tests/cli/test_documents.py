@@ -191,6 +191,8 @@ def test_finished_runs_are_copied_to_a_folder_of_results(declaring):
     for name in ("tiny.parquet", "tiny.curves.parquet", "tiny.curves.svg"):
         assert (declaring.folder / "out" / name).read_bytes() == (declaring.folder / "whole" / name).read_bytes()
     assert declaring.json(*words)["files"] == []
+    report = "Write its report again: cope-sweep report tiny --store new --out new"
+    assert [report in declaring(*words[:-1], "new")[0] for _ in range(2)] == [True, False], "nothing was copied again"
     declaring.refuses("no_results", "store", "copy", "tiny", "--to", "store", folder="store")
 
 
