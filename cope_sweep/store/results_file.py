@@ -172,8 +172,6 @@ class ResultsFile:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()}), blocks
         table = _read(path)
         with _damage_of(path):
-            if "time_s" not in table.column_names:  # files of old versions
-                table = table.append_column("time_s", pa.nulls(len(table), pa.float64()))
             columns = {name: table[name].cast(kind).combine_chunks() for name, kind in types.items()}
             run_ids = table["run_id"].to_pylist()
             if columns["step"].null_count or columns["metric"].null_count:

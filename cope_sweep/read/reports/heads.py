@@ -13,7 +13,7 @@ from cope_sweep.read.figures.available import declared_figures
 from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.numbers import MISSING, fixed, interval_text
 from cope_sweep.read.tables import Results, summarise
-from cope_sweep.read.tables.controls import HEAD_COLUMNS, controls_of_figure, with_controls
+from cope_sweep.read.tables.controls import HEAD_COLUMNS, controls_of_figure
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 
 MOST_HEADS = 16
@@ -40,7 +40,7 @@ def measured_heads(results: Results) -> pd.DataFrame:
     """
     kept = results.store.kept(results.plan)
     if kept and kept.heads is not None:
-        frame = with_controls(kept.heads.to_pandas())
+        frame: pd.DataFrame = kept.heads.to_pandas()
         finished = {run_id for run_id, record in results.records.items() if record.status == "finished"}
         return frame[frame["run_id"].isin(finished)].reset_index(drop=True)
     parts: list[pd.DataFrame] = []
@@ -78,7 +78,7 @@ def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
     seeds = sorted(set(heads["seed"]))
     lines = []
     for name, figure in figures.items():
-        of_figure = with_controls(heads)[heads["figure"] == name]
+        of_figure = heads[heads["figure"] == name]
         of_mark = of_figure[of_figure["control"] == ""]
         kinds = [("chosen head", of_mark[of_mark["chosen"]], "auc")]
         kinds.append(("chosen head, untrained", of_mark[of_mark["initial_chosen"]], "initial_auc"))

@@ -51,7 +51,7 @@ from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
 from cope_sweep.read.numbers import MISSING, fixed, p_text
-from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls, with_controls
+from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls
 from cope_sweep.read.tables.declared import declared_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell, lost_text
 from cope_sweep.read.tables.model import LOST, Column, Comparison, MetricCell, TableModel, TableRow
@@ -359,7 +359,6 @@ def head_findings(
         declarations: When claims were declared (`tables.declared`); None: it is not recorded.
         records: The records of the measured runs, which say when they started.
     """
-    heads = with_controls(heads)
     findings = []
     for name, figure in figures.items():
         of_figure = heads[heads["figure"] == name]

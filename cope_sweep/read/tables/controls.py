@@ -24,7 +24,7 @@ counts. The claim is
     not testable    if fewer than LEAST_SEEDS seeds have controls, or there are fewer than LEAST_CONTROLS
     not trained     if no seed is measured
 
-Only seeds that have controls are judged. Files of older versions have none.
+Only seeds that have controls are judged.
 """
 
 from __future__ import annotations
@@ -106,13 +106,6 @@ class Judgement:
 def kinds_of_controls(show: Show) -> tuple[str, ...]:
     """The kinds of controls that a claim about this quantity needs."""
     return (TYPES, SHIFTED) if show == "position_attention" else (TYPES,)
-
-
-def with_controls(heads: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `figures.marks.measure_run`; files of older versions lack its last columns, and have no controls."""
-    if "control" in heads:
-        return heads
-    return heads.assign(control="", control_id=0, control_label="")
 
 
 def controls_of_figure(heads: pd.DataFrame) -> tuple[Controls, ...]:

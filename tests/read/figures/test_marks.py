@@ -213,15 +213,14 @@ def test_p_is_the_share_of_marks_and_controls_that_rank_as_high_or_as_low(seeds)
 
 
 def test_seeds_without_controls_are_shown_and_not_judged():
-    """Files of older versions have none: the verdict is not that of an older rule."""
     heads = frame([0.97, 0.98, 0.99, 0.2, 0.2], seeds_with_controls=3)
     [found] = head_findings({"maps": GATES}, heads)
     assert (found.verdict, found.reason) == ("shown", "")
     assert "3 of 5 seeds" in found.ours
     heads = frame([0.97, 0.98, 0.99, 0.98], seeds_with_controls=2)
     assert [each.verdict for each in head_findings({"maps": GATES}, heads)] == ["not testable"]
-    old = frame([0.97, 0.98, 0.99], seeds_with_controls=0).drop(columns=["control", "control_id", "control_label"])
-    [found] = head_findings({"maps": GATES}, old)
+    without = frame([0.97, 0.98, 0.99], seeds_with_controls=0)
+    [found] = head_findings({"maps": GATES}, without)
     assert (found.verdict, found.reason != "", found.meaning) == ("not testable", True, found.reason)
     assert math.isnan(found.p)
     assert hypothesis_verdict([found]) == f"not testable: {found.reason}"
@@ -230,7 +229,7 @@ def test_seeds_without_controls_are_shown_and_not_judged():
     texts = [[cell.text for cell in row] for row in table.rows]
     assert texts[1][2:] == ["0.50 ± 0.12"] * 3 + ["–", "0.50"]
     assert texts[2][2:] == ["100", "100", "100", "–", "100"]
-    assert len(heads_layout({"maps": GATES}, old).rows) == 3, "the chosen head, untrained, and the only head"
+    assert len(heads_layout({"maps": GATES}, without).rows) == 3, "the chosen head, untrained, and the only head"
 
 
 def test_too_few_controls_are_no_test():
