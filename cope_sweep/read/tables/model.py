@@ -319,22 +319,6 @@ CellKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class ClaimedRows:
-    """The rows that a claim of the ablation compares, where they have the same labels on its other axes."""
-
-    claim: int
-    """Its index in the file."""
-    differing_axes: frozenset[str]
-    better: tuple[str, ...]
-    """Names of the rows."""
-    than: tuple[str, ...]
-    column: str
-    than_column: str
-    is_by_margin: bool = False
-    """The claim is judged by intervals and a margin, and not by p."""
-
-
-@dataclass(frozen=True)
 class ClaimedPair:
     """A pair of cells that a claim of the ablation compares."""
 
@@ -372,28 +356,12 @@ class TableModel:
     """The same → the number of comparisons that the p of this one is corrected for, by the primary metric."""
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
-    claims: tuple[ClaimedRows, ...] = ()
-    """The rows that the claims of the ablation compare."""
+    claimed: tuple[ClaimedPair, ...] = ()
+    """The pairs of cells that claims compare, claim by claim: of rows with the same labels on the other axes."""
     group: str | None = None
     """The axis by which rows are grouped, which is then the first one; None without groups."""
     marks_groups: bool = False
     """Whether the best means of these groups are marked, instead of those of `encoding_groups`."""
-
-    @cached_property
-    def claimed(self) -> tuple[ClaimedPair, ...]:
-        """The pairs of cells that claims compare, claim by claim; of rows that the table has."""
-        rows = {row.row: row for row in self.rows}
-        return tuple(
-            ClaimedPair(
-                of_claim.claim, (row.row, of_claim.column), (other.row, of_claim.than_column), of_claim.is_by_margin
-            )
-            for of_claim in self.claims
-            for row, other in agreeing_rows(
-                [rows[name] for name in of_claim.better if name in rows],
-                [rows[name] for name in of_claim.than if name in rows],
-                of_claim.differing_axes,
-            )
-        )
 
     @property
     def primary(self) -> Column:
@@ -428,23 +396,18 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
         replaced=plan.ablation.replaced,
         warnings=(*_warnings_of_choices(plan), *differences(runs), *hardware_of_rows(runs)),
         paired=content.paired,
-        claims=tuple(_claimed_rows(plan, columns)),
+        claimed=tuple(_claimed_pairs(plan)),
     )
 
 
-def _claimed_rows(plan: Plan, columns: Iterable[Column]) -> Iterator[ClaimedRows]:
-    primary = next(column.name for column in columns if column.primary)
-    for index, claim in enumerate(plan.ablation.content.claims):
-        better, than = claim.columns(primary)
-        yield ClaimedRows(
-            index,
-            claim.differing_axes,
-            tuple(row.name for row in plan.rows if index in row.better),
-            tuple(row.name for row in plan.rows if index in row.than),
-            better,
-            than,
-            claim.says != "better",
-        )
+def _claimed_pairs(plan: Plan) -> Iterator[ClaimedPair]:
+    content = plan.ablation.content
+    for index, claim in enumerate(content.claims):
+        column, than_column = claim.columns(content.primary_metric.name)
+        better = [row for row in plan.rows if index in row.better]
+        than = [row for row in plan.rows if index in row.than]
+        for row, other in agreeing_rows(better, than, claim.differing_axes):
+            yield ClaimedPair(index, (row.name, column), (other.name, than_column), claim.says != "better")
 
 
 def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:

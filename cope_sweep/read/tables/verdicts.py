@@ -68,7 +68,7 @@ def verdicts(
 
 def _declared(results: Results, model: TableModel) -> dict[frozenset[str], str]:
     """Two rows → when a claim that compares them by the primary metric was declared."""
-    if not model.claims:
+    if not model.claimed:
         return {}
     found: dict[frozenset[str], str] = {}
     for finding in claim_findings(results.plan, model, plan_declarations(results.plan, results.store)):
