@@ -372,9 +372,8 @@ def figure(
     if of_heads:
         wanted = ["maps"]
         # Of an ablation, rows and seed choose the run.
-        of_runs = {"kind": kind if kind != "maps" else None, "row": row, "seed": seed}
-        of_tables = {"metric": metric, "x": x, "panels": panels, "log": log} | (of_runs if is_checkpoint else {})
-        check_effect(of_tables, "has no effect on maps of heads; leave it out")
+        of_runs = {"kind": kind if kind != "maps" else None, "seed": seed} if is_checkpoint else {"row": None}
+        check_effect(selected | of_runs, "has no effect on maps of heads; leave it out")
         if text is not None or file is not None:
             check_effect({"sequence": position}, "is the index in a split; leave it out beside a text")
     else:
