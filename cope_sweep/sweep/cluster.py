@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -241,6 +241,13 @@ def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
         has_gpu = any(node.resources.get("GPU", 0) >= 1 for node in there.values())
         gpus = 1.0 if resources.device != "cpu" and has_gpu else 0.0
     return Needs(resources.workers, resources.cpus, gpus)
+
+
+def may_wait(resources: Resources, there: Iterable[Node]) -> bool:
+    """Whether a sweep waits for larger nodes than these: with fixed groups, or where only a head that trains nothing
+    is alive, as in clusters whose workers an autoscaler starts from zero.
+    """
+    return resources.groups != "auto" or not any(node.resources.get("CPU") for node in there)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from cope_sweep.errors import ClusterError
 from cope_sweep.signals import user_code
 from cope_sweep.store import Event, StoreError
 from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.sweep.cluster import Needs, Node, living_nodes, needs_of
+from cope_sweep.sweep.cluster import Needs, Node, living_nodes, may_wait, needs_of
 from cope_sweep.sweep.driver import DrivenRun, Driver, RunState
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, LOOK_INTERVAL_S, ClusterLost
 from cope_sweep.sweep.stop_requests import StopRequests
@@ -87,6 +87,8 @@ class RaySweep:
         self.nodes: dict[str, Node] = {}
         self.excluded: dict[str, str] = {}
         """Node id → why the node cannot train."""
+        self.waits_for_nodes = False
+        """A note has said that no node has room for a run."""
         self.node_of: dict[str, str] = {}
         """Process of trials (an actor's id) → its node."""
         self.ends: queue.SimpleQueue[_End | Exception] = queue.SimpleQueue()
@@ -352,7 +354,7 @@ class RaySweep:
         """Notice nodes that come and go.
 
         Raises:
-            ClusterError: No node is left that can train, or none has room for a run.
+            ClusterError: No node is left that can train, or none has room for a run, and no larger ones are to come.
             ClusterLost: The cluster's head is gone, or the node of this process.
         """
         self._look_at_nodes()
@@ -360,21 +362,24 @@ class RaySweep:
             is_training = any(trial.has_started for trial in self.trials.values())
             if is_training or not (self.driver.waiting or self.trials):
                 return
-        needs = self._needs()
-        reason = needs.misfit([node.resources for node in self._usable()])
+        needs, usable = self._needs(), self._usable()
+        reason = needs.misfit([node.resources for node in usable])
         if reason is None:
             return
         data = {"cpus": needs.cpus, "gpus": self.work.resources.gpus}
         if self.excluded:
             reasons = "; ".join(dict.fromkeys(self.excluded.values()))
             raise ClusterError(f"no node is left that can train: {reasons}", code="no_node_left", **data)
-        if self.work.resources.groups == "auto":  # with a fixed number, runs wait for nodes that an autoscaler adds
+        if not self.may_grow or not may_wait(self.work.resources, usable):
+            waits = "; with a number of resources.groups, it waits for larger nodes" if self.may_grow else ""
             raise ClusterError(
-                f"a run {reason}: lower resources.cpus, .gpus or .workers, use a larger cluster, or set "
-                "resources.groups to wait for nodes that an autoscaler adds",
+                f"a run {reason}: lower resources.cpus, .gpus or .workers, or use a larger cluster{waits}",
                 code="no_room",
                 **data,
             )
+        if not self.waits_for_nodes:
+            self.waits_for_nodes = True
+            self.work.callbacks.on_note(f"waiting for nodes: a run {reason}")
 
     def _look_at_nodes(self) -> None:
         try:

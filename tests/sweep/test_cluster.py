@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import ray
@@ -16,7 +17,7 @@ from ray.exceptions import AuthenticationError, RayTaskError
 from cope_sweep.config import Resources
 from cope_sweep.errors import NotFoundError
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep.cluster import Needs, connected, needs_of
+from cope_sweep.sweep.cluster import Needs, Node, connected, may_wait, needs_of
 from tests.helpers.errors import raises
 from tests.helpers.processes import free_port
 
@@ -85,6 +86,21 @@ def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[
 )
 def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reason: str | None) -> None:
     assert needs.misfit(nodes) == reason
+
+
+@pytest.mark.parametrize(
+    ("groups", "nodes", "waits"),
+    [
+        ("auto", [{"memory": 8}], True),
+        ("auto", [{"CPU": 0}], True),
+        ("auto", [{"CPU": 0}, {"CPU": 1}], False),
+        (2, [{"CPU": 1}], True),
+    ],
+)
+def test_a_sweep_waits_for_the_first_nodes_that_train(
+    groups: int | Literal["auto"], nodes: list[dict[str, float]], waits: bool
+) -> None:
+    assert may_wait(Resources(groups=groups), [Node("", resources) for resources in nodes]) is waits
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.helpers.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation
 from tests.helpers.processes import free_port
+from tests.helpers.ray_heads import started_from_zero
 from tests.helpers.sweep_runs import EventLog, Listener, other_sweep
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
@@ -175,6 +176,18 @@ def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str,
     until(lambda: not any(map(_runs, started)))
     # A worker may outlive the sweep by some seconds. Then its run is running until it ends.
     assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}
+
+
+def test_a_sweep_waits_for_the_first_nodes_of_an_autoscaler(ray_environment: dict[str, str], tmp_path: Path) -> None:
+    """With the settings of an ablation, on a cluster as in deploy/: only a head, which trains nothing."""
+    plan = write_ablation(tmp_path / "zero.yaml", {"Short": SHORT}, seeds=2, groups="auto")
+    store = Store(tmp_path / "store", create=True)
+    with started_from_zero(ray_environment, tmp_path / "autoscaler.yaml") as address:
+        command = [*RUN, str(tmp_path / "zero.yaml"), "--store", str(store.root), "--no-mlflow", "--address", address]
+        answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count("waiting for nodes: a run needs 1 CPU, the largest node has 0") == 1
+    assert [store.status(run.run_id) for run in plan.runs] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

@@ -312,8 +312,10 @@ def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
     assert "Traceback" in store.run(run.run_id).state["traceback"]
 
 
-def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
-    resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
+@pytest.mark.parametrize("groups", ["auto", 1])
+def test_no_room_for_a_run(store: Store, events: EventLog, groups: int | str) -> None:
+    """Also with fixed groups: no nodes come to a cluster of the sweep's own."""
+    resources = ONE_GROUP.model_copy(update={"groups": groups, "cpus": 64})
     with raises("no_room", cpus=64):
         run_on_ray(seeds(1), store, resources, on_event=events, stop=events.stop)
     assert not (store.root / "ray").exists()
