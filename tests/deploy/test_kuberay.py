@@ -160,6 +160,14 @@ def check(manifests):
         kubernetes_validate.validate(pod, "1.36", strict=True)
 
 
+def test_a_job_has_no_time_to_live_on_a_cluster_that_stays():
+    """KubeRay refuses a job with a time to live unless it shuts its cluster down, and one with both a selector and that."""
+    for job in JOB:
+        spec = job["spec"]
+        assert spec.get("shutdownAfterJobFinishes") or "ttlSecondsAfterFinished" not in spec
+        assert not ("clusterSelector" in spec and spec.get("shutdownAfterJobFinishes"))
+
+
 def test_clusters_have_the_version_of_ray_that_is_installed_and_the_token():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (ray,) = [each for each in map(Requirement, dependencies) if each.name == "ray"]
