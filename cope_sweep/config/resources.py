@@ -18,7 +18,8 @@ class Resources(Frozen):
     cpus: Positive = Field(default=1, description="CPU cores (and torch threads) per worker.")
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
-        description="GPUs per worker; auto: one if the cluster has any. 0.25: four runs of one worker share a GPU.",
+        description="GPUs per worker; auto: one if a node of the cluster has any. Name a number where GPU nodes start "
+        "from zero. 0.25: four runs of one worker share a GPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto: CUDA if the worker has it, else the CPU."
