@@ -202,7 +202,7 @@ def prune(
     """Free disk space: temporary and damaged files, logs of old sweeps; with options, resume files and whole runs.
 
     It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`. Of a store in an
-    object store, whole runs are deleted there, and everything else on this machine only.
+    object store, whole runs are deleted there, and everything else, also copies of checkpoints, on this machine only.
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """

@@ -185,27 +185,51 @@ class RunFolder:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
         return redacted((self.content(LOG_FILE) or b"").decode(errors="replace"))
 
-    def fetch_checkpoint(self) -> Path:
-        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
+    def fetch_checkpoint(self, ended_ms: int | None = None) -> Path:
+        """The folder of the trained model on this machine. Raises StoreError.
+
+        It is copied from an object store once, and again if another machine has trained the run since. `ended_ms` is
+        when the run was finished; None: as its result says.
 
         There is no such folder if the run has no checkpoint. Raises DamagedError for links, which may lead out of the
         store, and for a pipe or a device instead of a file.
         """
         check_checkpoint(self.checkpoint)
-        if self.objects and not self.checkpoint.is_dir():
-            # Services fetch the same checkpoint at the same time: each downloads to a folder of its own, and the first
-            # rename wins.
-            names = self.objects.names(self._object(CHECKPOINT_FOLDER))
-            try:
-                if names:
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    with replacing_folder(self.checkpoint) as temporary:
-                        for name in names:
-                            self.objects.download(self._object(f"{CHECKPOINT_FOLDER}/{name}"), temporary / name)
-            except OSError:
-                if not self.checkpoint.is_dir():  # else another process was faster
-                    raise
+        if self.objects:
+            ended_ms = ended_ms or (self.result or {}).get("ended_ms")
+            if not self._has_copy(ended_ms):
+                self._copy_checkpoint(self.objects, ended_ms)
         return self.checkpoint
+
+    def _has_copy(self, ended_ms: int | None) -> bool:
+        """Whether this machine has the checkpoint that was finished then; None: any. Its folder has that time."""
+        try:
+            copied_ms = self.checkpoint.stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return False
+        return ended_ms in (None, copied_ms)
+
+    def _copy_checkpoint(self, objects: ObjectFolder, ended_ms: int | None) -> None:
+        def remove_other() -> None:
+            if not self._has_copy(ended_ms):
+                remove(self.checkpoint)
+
+        names = objects.names(self._object(CHECKPOINT_FOLDER))
+        if not names:
+            remove_other()
+            return
+        # Services fetch the same checkpoint at the same time: each downloads to a folder of its own, and the first
+        # rename wins.
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing_folder(self.checkpoint, remove_other) as temporary:
+                for name in names:
+                    objects.download(self._object(f"{CHECKPOINT_FOLDER}/{name}"), temporary / name)
+                if ended_ms is not None:
+                    os.utime(temporary, ns=(ended_ms * 1_000_000,) * 2)
+        except OSError:
+            if not self._has_copy(ended_ms):  # else another process was faster
+                raise
 
     def fetch_resume(self) -> None:
         """Copy the resume file from an object store to this machine, if the store is in one. Raises StoreError.
@@ -536,6 +560,7 @@ class AttemptWriter(RunFolder):
         self.resume.unlink(missing_ok=True)
         if self.objects:
             self.objects.delete(self._object(RESUME_FILE))
+            shutil.rmtree(self.checkpoint, ignore_errors=True)  # who reads it fetches it, often on another machine
 
     def write_document(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a JSON object to a file. Raises ValueError where it contains NaN or an infinity."""

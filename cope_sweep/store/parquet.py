@@ -91,7 +91,7 @@ class KeptRun(RunFolder):
                 time_ms = started_ms + round(time_s * 1000)
             yield step, metric, value, time_ms
 
-    def fetch_checkpoint(self) -> Path:
+    def fetch_checkpoint(self, ended_ms: int | None = None) -> Path:
         """Raises NotFinishedError: there are no checkpoints in a folder of results."""
         raise NotFinishedError(
             f"a folder of results has no checkpoints; name the store that has trained run {self.run_id} with --store, "

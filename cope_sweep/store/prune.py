@@ -1,4 +1,4 @@
-"""Finds the files that a store can do without: resume files, damaged and temporary files, old logs."""
+"""Finds the files that a store can do without: resume files, damaged and temporary files, copies, old logs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cope_sweep.records import Status
+from cope_sweep.store.artifacts import CHECKPOINT_FOLDER
 from cope_sweep.store.files import remove
 from cope_sweep.store.index import InTrainingError
 from cope_sweep.store.store import DELETED, Store
@@ -58,6 +59,8 @@ def waste(
         for path in _entries(folder):
             if path.name == store.run(run_id).resume.name and status in statuses:
                 yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s, run_id, since)
+            elif path.name == CHECKPOINT_FOLDER and store.objects:
+                yield from _old(path, "copy of the object store's", now_s - older_than_s, run_id, since)
             elif path.name.endswith(".damaged"):
                 yield from _old(path, "damaged, and renamed", now_s - older_than_s, run_id, since)
             elif path.name.startswith("."):

@@ -154,7 +154,8 @@ class MLflowLogger:
         if record.status == "finished":
             data = content.datasets(record, spec)
             self._client.log_inputs(run.info.run_id, data)
-            model_id = self._log_model(run, record, folder.fetch_checkpoint(), spec.get("model", {}), tags)
+            checkpoint = folder.fetch_checkpoint(record.ended_ms)
+            model_id = self._log_model(run, record, checkpoint, spec.get("model", {}), tags)
             points = content.with_final_points(points, latest, record, model_id, data)
         if record.status == "failed":
             reason = redacted(str(folder.state.get("traceback") or record.message or ""))

@@ -50,6 +50,40 @@ def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     assert find_damage(third, checksums=True) == {}
 
 
+def test_a_run_that_another_machine_trains_again_has_its_new_checkpoint_everywhere(on_machine):
+    first, second = on_machine("first"), on_machine("second")
+    service = on_machine("service").run(RUN.run_id)
+
+    def train(store, value):
+        own = store.run(RUN.run_id).begin(RUN, "here")
+        with own.save_checkpoint() as path:
+            (path / "model.safetensors").write_text(value)
+        own.finish({"test/loss": 1.0}, {})
+        assert not own.checkpoint.exists()  # nobody reads the worker's own copy
+
+    train(first, "A")
+    assert (service.fetch_checkpoint() / "model.safetensors").read_text() == "A"
+    second.run(RUN.run_id).put_aside({"curve.jsonl": "lost"})
+    train(second, "B")
+    copy = service.fetch_checkpoint() / "model.safetensors"
+    assert copy.read_text() == "B"
+    copy.write_text("a copy that is current is not fetched again")
+    assert service.fetch_checkpoint(service.result["ended_ms"]) == service.fetch_checkpoint() == copy.parent
+    assert copy.read_text() != "B"
+
+
+def test_old_copies_of_checkpoints_are_named(on_machine):
+    store = on_machine("first")
+    finish(store, RUN, {"test/loss": 1.0})
+    store.objects.write(f"runs/{RUN.run_id}/checkpoint/model.safetensors", b"weights")
+    copy = store.run(RUN.run_id).fetch_checkpoint()
+    assert list(waste(store, older_than_s=60.0, statuses=(), planned_runs=None)) == []
+    found = list(waste(store, older_than_s=0.0, statuses=(), planned_runs=None))
+    assert [each.path for each in found] == [copy]
+    assert delete(store, found) == found
+    assert (store.run(RUN.run_id).fetch_checkpoint() / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_other_ranks_keep_no_copy_of_the_resume_file(on_machine):
     train_run(RUN, on_machine("first").run(RUN.run_id), Runtime(), should_stop=lambda: "interrupted")
     second = on_machine("second").run(RUN.run_id)

@@ -48,7 +48,7 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     (kept,) = run.models
     files = Path(mlflow.artifacts.download_artifacts(f"models:/{kept}"))
-    for path in first.run(RUN.run_id).checkpoint.iterdir():
+    for path in first.run(RUN.run_id).fetch_checkpoint().iterdir():
         assert (files / path.name).read_bytes() == path.read_bytes()
     assert mlflow.models.get_model_info(f"models:/{kept}").run_id == run.id
     # A SQLite database is one of a machine: another one has its own, which has received nothing.

@@ -461,7 +461,7 @@ class Queries:
                 run_id=record.run_id,
                 status=record.status,
             )
-        folder.fetch_checkpoint()
+        folder.fetch_checkpoint(record.ended_ms)
         return folder
 
     # -- files -----------------------------------------------------------------------------------------------------

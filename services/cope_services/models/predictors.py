@@ -49,12 +49,14 @@ class StoredFile:
 
 
 def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
-    """The regular, visible files, sorted by name, without links. Raises NotFoundError if there are none."""
+    """The regular, visible files of a checkpoint on this machine, sorted by name, without links.
+
+    Raises NotFoundError if there are none.
+    """
     try:
-        checkpoint = folder.fetch_checkpoint()
-        with os.scandir(checkpoint) as entries:
+        with os.scandir(folder.checkpoint) as entries:
             regular = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
-            files = [StoredFile(checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
+            files = [StoredFile(folder.checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
     except (FileNotFoundError, NotADirectoryError):
         files = []
     if not files:
@@ -189,7 +191,7 @@ class Predictors:
                 f"the model of run {folder.run_id} has {size_bytes:,} bytes, but models in memory may have at most "
                 f"{self.settings.max_model_bytes:,}; raise COPE_SWEEP_MAX_MODEL_BYTES"
             )
-        return self._load_cached(folder.fetch_checkpoint(), tuple((file.path.name, file.state) for file in files))
+        return self._load_cached(folder.checkpoint, tuple((file.path.name, file.state) for file in files))
 
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model. `state` is part of the cache key, so changed files are loaded again."""
