@@ -260,6 +260,8 @@ def stop(
 ) -> None:
     """Stop a sweep, whatever machine it runs on. Runs write checkpoints first; repeat `run` to continue.
 
+    A submitted sweep whose job has not started ends at once, and its job executes it no more.
+
     Exit codes: 0 stopped, 1 not stopped within the timeout, 2 no such sweep.
 
     Example: `cope-sweep stop 20261121-101500-3f2a`
@@ -267,6 +269,7 @@ def stop(
     from cope_sweep.cli.files import open_store
     from cope_sweep.read.queries import Queries
     from cope_sweep.store import ACTIVE
+    from cope_sweep.sweep.jobs import stop_sweep
 
     opened = open_store(store, index)
 
@@ -278,7 +281,7 @@ def stop(
         Queries(opened).sweep_summary(sweep)  # raises UserError for an unknown sweep
     wanted = active if sweep == "all" else active & {sweep}
     for sweep_id in wanted:
-        opened.index.request_stop(sweep_id)
+        stop_sweep(opened, sweep_id)
     until = time.monotonic() + timeout_s
     while wait and active_sweeps() & wanted and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)

@@ -602,16 +602,30 @@ def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     end_submission(store, sweep_id, f"the job ended before the sweep did: {short_message(reason)}", ACTIVE)
 
 
-def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:
+def stop_sweep(store: Store, sweep_id: str) -> bool:
+    """Ask a sweep to stop: its runs write checkpoints first. One that has not started ends at once.
+
+    Returns:
+        Whether it had not started. Its job, if there is one, executes it no more.
+    """
+    store.index.request_stop(sweep_id)
+    return end_submission(store, sweep_id, "it was stopped before it had started", ("pending",))
+
+
+def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> bool:
     """Record the end of a sweep whose record has one of these statuses: failed if it had not started, else interrupted.
 
     The index knows less: a running sweep whose lease has expired reads as interrupted there.
+
+    Returns:
+        Whether the record had one of them.
     """
     record = store.sweep(sweep_id)
     if record is None or record.status not in statuses:
-        return
+        return False
     status: Status = "failed" if record.status == "pending" else "interrupted"
     store.write_sweep(ended_record(record, status, [*record.notes, note]))
+    return True
 
 
 def retried(submission: Submission, request: str = "") -> Submission:

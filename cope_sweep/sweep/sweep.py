@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
-from cope_sweep.errors import counted
+from cope_sweep.errors import UserError, counted
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import (
+    ACTIVE,
     Budget,
     Event,
     RunRecord,
@@ -152,9 +153,11 @@ class Sweep:
         """Train the runs of the plan that have not ended.
 
         Raises:
+            UserError: The submission has ended before: it was stopped.
             ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
         """
         self._prepare()
+        self._check_submission()
         if not self._work.todo and self._work.search is None:
             return self._end_without_training()
         self._start()
@@ -181,6 +184,17 @@ class Sweep:
         skipped = {*self.plan.done_statuses, *self.leave_out}
         self._work = _Work.of(self.plan, store, skipped, self.executor_name, self.file_text, self.submission)
         self._work.start_search(store, self.budget.max_runs)
+
+    def _check_submission(self) -> None:
+        record = self.store.sweep(self.submission.sweep_id) if self.submission else None
+        if record is not None and record.status not in ACTIVE:
+            raise UserError(
+                f"sweep {record.sweep_id} has ended ({record.status}: {'; '.join(record.notes)}); "
+                f"`cope-sweep retry {record.sweep_id}` trains its runs",
+                code="has_ended",
+                sweep_id=record.sweep_id,
+                status=record.status,
+            )
 
     def _end_without_training(self) -> SweepOutcome:
         outcome = SweepOutcome(

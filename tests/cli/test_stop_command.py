@@ -29,6 +29,14 @@ def test_stop_asks_a_sweep_and_waits_for_its_end(shell):
     thread.join()
 
 
+def test_stop_ends_a_sweep_whose_job_has_not_started(shell):
+    store = Store(shell.folder / "store", create=True)
+    record = sweep_record("20260801-000000-aa", status="pending", ended_ms=None)
+    store.write_sweep(record)
+    assert shell.json("stop", record.sweep_id, "--timeout", "0") == {"stopped": [record.sweep_id], "running": []}
+    assert store.sweep(record.sweep_id).status == "failed"
+
+
 def test_stop_says_that_a_sweep_goes_on(shell):
     store, record = running_sweep(shell)
     out, _ = shell("stop", "all", "--timeout", "0.1", code=1)

@@ -20,6 +20,7 @@ from cope_sweep.sweep.jobs import (
     record_submission,
     retried,
     settle_submission,
+    stop_sweep,
 )
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep
@@ -128,6 +129,19 @@ def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
     assert (outcome.not_started, outcome.notes) == (4, ("stopped: a stop was requested",))
     assert store.index.sweep(submission.sweep_id).status == "interrupted"
     assert not store.index.stop_requested(submission.sweep_id)
+
+
+def test_a_sweep_that_was_stopped_before_its_start_has_ended(child: Path, store: Store) -> None:
+    """Also where its job never starts. A job that starts later does not execute it."""
+    submission, plan = submitted(child, store)
+    assert stop_sweep(store, submission.sweep_id)
+    record = store.sweep(submission.sweep_id)
+    assert (record.status, record.notes) == ("failed", ["it was stopped before it had started"])
+    late = Sweep(plan, store, run_local, executor_name="local", submission=submission)
+    with raises("has_ended", sweep_id=submission.sweep_id, status="failed"), failing(store, submission.sweep_id):
+        late.run()
+    assert store.sweep(submission.sweep_id) == record
+    assert not stop_sweep(store, submission.sweep_id)
 
 
 def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: Store) -> None:

@@ -40,6 +40,7 @@ from cope_sweep.sweep.jobs import (
     settle_submission,
     start_submission,
     stop_job,
+    stop_sweep,
     submitted_plan,
 )
 
@@ -136,16 +137,13 @@ class SweepJobs:
         return self._start(again, plan, self._cluster(), lambda: self._active_retry(sweep_id))
 
     def stop(self, sweep_id: str) -> SweepState:
-        """Stop a sweep: its runs write checkpoints first. If it has not started, its job is stopped.
+        """Stop a sweep: its runs write checkpoints first. If it has not started, it ends, and its job is stopped.
 
         No effect if the sweep has ended. Raises NotFoundError, ClusterError.
         """
-        if self.queries.sweep_summary(sweep_id).status in ACTIVE:
-            self.queries.store.index.request_stop(sweep_id)
-        # Read again: if its job has started meanwhile, it sees the request by itself.
-        if self.queries.sweep_summary(sweep_id).status == "pending" and self.settings.ray_address:
+        is_active = self.queries.sweep_summary(sweep_id).status in ACTIVE
+        if is_active and stop_sweep(self.queries.store, sweep_id) and self.settings.ray_address:
             stop_job(self.settings.ray_address, sweep_id)
-            self.reconcile(sweep_id)
         return self._state(sweep_id)
 
     async def keep_reconciled(self) -> None:

@@ -372,11 +372,15 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     sweep = submit(client, ablation="tiny").json()
     store, url = Store(folder / "store"), sweep["url"]
     assert client.post(f"{url}/retry").status_code == 409  # it is active
-    for _ in range(2):
+    for _ in range(2):  # it has not started, and ends at once
         stopped = client.post(f"{url}/stop")
-        assert (stopped.status_code, stopped.json()["stop_requested"]) == (202, True)
-    assert store.index.stop_requested(sweep["sweep_id"])
-    assert cluster.stopped == [sweep["sweep_id"]] * 2  # the job, because it has not begun the sweep
+        assert (stopped.status_code, stopped.json()["status"], stopped.json()["stop_requested"]) == (
+            202,
+            "failed",
+            False,
+        )
+    assert store.sweep(sweep["sweep_id"]).notes == ["it was stopped before it had started"]
+    assert cluster.stopped == [sweep["sweep_id"]]  # the job, which may still start
 
     _, plan = job_submission(store, sweep["sweep_id"])
     for run in plan.runs[:3]:
