@@ -160,7 +160,7 @@ class Driver:
                     self.add(spec)
                 for spec in row.runs:
                     if spec not in to_train:
-                        self._end(self._new(spec), end_record(self.store, spec.run_id))
+                        self._end(self._new(spec), end_record(self.store, spec.run_id), is_earlier=True)
             return bool(self.waiting)
 
     @property
@@ -255,11 +255,12 @@ class Driver:
                 return
             self.work.callbacks.on_event(event)
 
-    def _end(self, run: DrivenRun, record: RunRecord) -> None:
+    def _end(self, run: DrivenRun, record: RunRecord, *, is_earlier: bool = False) -> None:
+        """`is_earlier`: it ended before this sweep, whose budget of failed runs it does not use."""
         self._move(run, RunState.ENDED)
         if record.status == "pending":  # no process has started it
             return
-        if record.status == "failed":
+        if record.status == "failed" and not is_earlier:
             self.failed.add(run.run_id)
         if self.search is not None and record.status in ENDED:
             self.search.end(run.run_id)

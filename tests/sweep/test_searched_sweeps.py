@@ -89,6 +89,15 @@ def test_failed_runs_count_as_failures_and_are_suggested_again(store: Store) -> 
     assert start(plan, store, leave_out={"pending", "interrupted", "stopped"}).failed == 2
 
 
+def test_failed_runs_of_an_earlier_sweep_use_no_budget(store: Store) -> None:
+    """They are in a row that is suggested again for its other seed."""
+    plan = search_of(base=TINY | {"train": {"steps": 6, "batch": 4, "lr": 1e30}}, seeds=[0, 1], search={
+        "kind": "optuna", "samples": 2})  # fmt: skip
+    assert start(plan, store, budget=Budget(max_runs=1)).failed == 1
+    outcome = start(plan, store, leave_out={"failed"}, budget=Budget(max_failures=1))
+    assert (outcome.failed, outcome.not_started) == (2, 2)
+
+
 def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:
     plan = search_of(seeds=[0, 1], search=LEARNING_RATES | {"samples": 2})
     for trained, reused, left in ((1, 0, 3), (1, 1, 2), (2, 2, 0)):
