@@ -197,17 +197,10 @@ class Sweep:
             )
 
     def _end_without_training(self) -> SweepOutcome:
-        outcome = SweepOutcome(
-            sweep_id=self.submission.sweep_id if self.submission else None,
-            trained=0,
-            reused=len(self._work.reused),
-            failed=self._work.kept("failed"),
-            interrupted=0,
-            seconds=0.0,
-            stopped=self._work.kept("stopped"),
-        )
-        if self.submission is not None:
-            self.store.write_sweep(final_record(self._work.record, outcome))
+        outcome = self._work.outcome(self.store, 0.0, [], Budget())
+        if self.submission is None:
+            return replace(outcome, sweep_id=None)
+        self.store.write_sweep(final_record(self._work.record, outcome))
         return outcome
 
     def _start(self) -> None:
