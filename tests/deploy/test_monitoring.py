@@ -11,6 +11,7 @@ import pytest
 from cope_services.http.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
@@ -132,3 +133,12 @@ def test_alerts_say_what_to_do():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
+
+
+def test_the_commands_of_alerts_exist():
+    commands = get_command(app).commands
+    typed = [words.split() for words in re.findall(r"`cope-sweep ([^`]+)`", str(RULES))]
+    assert {name for name, *_ in typed} == {"status", "logs", "retry", "stop", "prune"}
+    for name, *words in typed:
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
