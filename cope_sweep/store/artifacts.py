@@ -280,12 +280,7 @@ class RunFolder:
         last = self.last_attempt
         if attempt is not None and attempt <= last:
             # Also the same number: the index forgets a lease without a folder when it is made again.
-            raise FencedError(
-                f"run {self.run_id}: attempt {last} has started; attempt {attempt} ends",
-                run_id=self.run_id,
-                newest=last,
-                attempt=attempt,
-            )
+            raise _overtaken(self.run_id, attempt, last)
         own_files = AttemptWriter(self, last + 1 if attempt is None else attempt)
         # First the number: from here on, older attempts replace nothing. Their message and traceback are dropped.
         own_files.write_document(STATE_FILE, {
@@ -309,19 +304,26 @@ class RunFolder:
         """Put documents that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
         check_no_link(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in self.unreadable():
+            self.quarantine_file(name)
+        if self.spec is None:
+            document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
+            AttemptWriter(self, self.last_attempt).write_document(SPEC_FILE, document)
+
+    def unreadable(self) -> dict[str, str]:
+        """File → why it cannot be read, in one line; of spec, state and result."""
         reads: dict[str, Callable[[], object]] = {
             SPEC_FILE: lambda: self.spec,
             STATE_FILE: lambda: self.state,
             RESULT_FILE: lambda: self.result,
         }
+        problems = {}
         for name, read in reads.items():
             try:
                 read()
-            except DamagedError:
-                self.quarantine_file(name)
-        if self.spec is None:
-            document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
-            AttemptWriter(self, self.last_attempt).write_document(SPEC_FILE, document)
+            except DamagedError as error:
+                problems[name] = str(error)
+        return problems
 
     def quarantine_file(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
@@ -461,12 +463,7 @@ class AttemptWriter(RunFolder):
         with contextlib.suppress(DamagedError):
             last = self.last_attempt
             if last > self.number:
-                raise FencedError(
-                    f"run {self.run_id}: attempt {last} has started; attempt {self.number} ends",
-                    run_id=self.run_id,
-                    newest=last,
-                    attempt=self.number,
-                )
+                raise _overtaken(self.run_id, self.number, last)
 
     def set_state(self, status: Status, **facts: Any) -> None:
         """Set the status, and any other keys of the state."""
@@ -585,6 +582,11 @@ class AttemptWriter(RunFolder):
                 self.objects.upload(self.path / name, self._object(name))
                 if name == CURVE_FILE:
                     self._curve_uploaded_s = time.monotonic()
+
+
+def _overtaken(run_id: str, attempt: int, newest: int) -> FencedError:
+    text = f"run {run_id}: attempt {newest} has started; attempt {attempt} ends"
+    return FencedError(text, run_id=run_id, newest=newest, attempt=attempt)
 
 
 def _now_ms() -> int:

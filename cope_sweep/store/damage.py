@@ -7,12 +7,12 @@ what is lost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cope_sweep.records import RunRecord
 from cope_sweep.redaction import redacted_url
-from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE_FILE, RunFolder
+from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexDamagedError, InTrainingError
 from cope_sweep.store.indexing import BATCH_RUNS, OnProgress, for_each, refresh_index
@@ -148,18 +148,10 @@ def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
 
 def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
     """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
-    problems = {}
-    reads: dict[str, Callable[[], object]] = {
-        SPEC_FILE: lambda: folder.spec,
-        STATE_FILE: lambda: folder.state,
-        RESULT_FILE: lambda: folder.result,
-        CURVE_FILE: folder.curve,
-    }
-    contents: dict[str, object] = {}
-    for file, read in reads.items():
-        try:
-            contents[file] = read()
-        except DamagedError as error:
-            problems[file] = str(error)
-    is_finished = contents.get(RESULT_FILE) is not None
+    problems = folder.unreadable()
+    try:
+        folder.curve()
+    except DamagedError as error:
+        problems[CURVE_FILE] = str(error)
+    is_finished = RESULT_FILE not in problems and folder.result is not None
     return folder.lost_files(checksums=checksums) | problems if is_finished else problems
