@@ -98,10 +98,6 @@ $(UV):
 	$(UV) pip install --compile-bytecode --python $(BIN)/python --editable '.[test,lint]'
 	@touch $@ .venv/run.stamp .venv/docs.stamp
 
-.venv/docs.stamp: .venv/run.stamp
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[docs]'
-	@touch $@
-
-.venv/release.stamp: .venv/run.stamp
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[release]'
+.venv/docs.stamp .venv/release.stamp: .venv/%.stamp: .venv/run.stamp
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[$*]'
 	@touch $@
