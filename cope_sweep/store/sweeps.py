@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -73,9 +72,6 @@ def parse_sweep(content: bytes, name: str) -> SweepRecord:
     document = parse_json(content, name)
     for key in ("table", "mlflow"):  # records of older versions have the table at the end, and whether MLflow has it
         document.pop(key, None)
-    if "sets" not in document:  # of older versions: only the command says them
-        command = document.get("command")
-        document |= _values_of(command if isinstance(command, list) else [])
     try:
         return SweepRecord.model_validate(document)
     except ValidationError as error:
@@ -89,14 +85,3 @@ def sweep_members(record: SweepRecord) -> list[dict[str, Any]]:
     """The runs of a sweep as the index keeps them, in order."""
     reused = set(record.reused)
     return [{**run.model_dump(), "reused": run.run_id in reused} for run in record.runs]
-
-
-def _values_of(command: list[Any]) -> dict[str, Any]:
-    """The scale and the values of `--set` on a command line."""
-    values: dict[str, list[str]] = {"--scale": [], "--set": []}
-    words = list(map(str, command))
-    for word, following in pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        if option in values and (equals or following):
-            values[option].append(value if equals else following)
-    return {"scale": values["--scale"][-1] if values["--scale"] else None, "sets": values["--set"]}
