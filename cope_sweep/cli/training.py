@@ -332,8 +332,7 @@ def submit_ablation(
         outcome = jobs.start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
-        options = {"--time-budget": limits["time_budget_s"], "--max-runs": limits["max_runs"]}
-        options["--max-failures"] = limits["max_failures"]
+        options = {f"--{name.removesuffix('_s').replace('_', '-')}": value for name, value in limits.items()}
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         cluster, store_option = jobs.job_options(cluster, {"--store": store})
         arguments = ["run", ablation, *store_option, *option_words(scale, sets, rows), *given, *mlflow_option]
