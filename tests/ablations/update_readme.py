@@ -173,7 +173,7 @@ def caption():
         task, _, encoding = row.partition(" · ")
         errors.setdefault(encoding, []).extend(means[list(picture.columns[task])])
     assert [encoding for encoding, shown in errors.items() if max(shown) < 1] == ["CoPE + short convolution"]
-    copied = many.frame[["dense/token_error", "sparse/token_error"]].max(axis=1)
+    copied = many.frame.filter(like="Selective copy", axis=0)[["dense/token_error", "sparse/token_error"]].max(axis=1)
     assert [*copied.index[copied == 0]] == ["Selective copy · CoPE", "Selective copy · CoPE, 16 positions"]
     assert many.finding("In Flip-Flop of 16 times the trained length").verdict == "shown"
     return f"""\
