@@ -343,12 +343,9 @@ def _compare_with_references(
     with_comparisons = _compare_rows(
         model, model.primary, find_reference, ("better", "worse"), BETTER_OR_WORSE, label, difference_rule
     )
-    return replace(
-        with_comparisons,
-        difference_rule=difference_rule,
-        references={name: other.row for name, other in references.items()},
-        answer=_answer(with_comparisons, model.primary),
-    )
+    of_rows = {name: other.row for name, other in references.items()}
+    compared = replace(with_comparisons, difference_rule=difference_rule, references=of_rows)
+    return replace(compared, answer=_answer(compared, model.primary))
 
 
 def _compare_order(model: TableModel) -> TableModel:
