@@ -106,7 +106,6 @@ def test_parameters_and_their_start():
         ({"kind": "mapformer_wm"}, walking),
         ({"kind": "mapformer_em"}, walking + 2 * vectors),
         ({"kind": "mapformer_em", "shared": True}, walking + vectors),
-        ({"kind": "mapformer_em", "product": "o"}, 0),
     ):
         assert parameter_count(tiny_run(**{"model.position": [position], **sizes})) - plain == expected
     run = tiny_run(**{"model.position": ["mapformer_em"], **sizes})

@@ -50,6 +50,7 @@ def test_a_long_sweep_is_stopped(own_sample: SampleStore, by: str) -> None:
             server.training.check = lambda runs, least_s: None  # an estimate would refuse it
         sweep_id = text(await client.call_tool("run", long)).split()[1]
         if by == "stop":
+            until(lambda: own_sample.store.index.sweep_counts([sweep_id])[sweep_id].get("running"))
             await client.call_tool("stop", {"sweep_id": sweep_id})
         if by != "end of the server":
             await client.call_tool("wait", {"sweep_id": sweep_id, "seconds": 240})

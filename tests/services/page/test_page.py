@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -402,7 +403,7 @@ def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) 
     page = visitor.open(f"runs/{site.sample.ids[0]}", ".factgrid")
     facts = dict(each.split("\n") for each in page.locator(".factgrid div").all_inner_texts())
     assert {"parameters", "train time", "tokens per second"} <= facts.keys()
-    assert facts["peak memory"].endswith(" MiB")
+    assert re.fullmatch(r"[\d.,]+ [MG]iB", facts["peak memory"])
     page = visitor.open(f"runs?ids={short_ids(site.sample.ids[0])}&col=facts.peak_memory_bytes", "table.runs")
     assert facts["peak memory"] in page.locator("table.runs tbody tr").inner_text()  # in the same unit
 
