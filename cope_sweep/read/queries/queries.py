@@ -98,6 +98,7 @@ from cope_sweep.store import (
 from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Variant
+from cope_sweep.store.results_file import file_name
 from cope_sweep.store.store import MEMORY
 from cope_sweep.tracking.page import mlflow_experiment_page
 
@@ -295,8 +296,8 @@ class Queries:
         return claim_results(self._finished_results())
 
     def _finished_results(self) -> Iterator[Results]:
-        """The results of ablations with claims, at each scale that has a finished run."""
-        for plan in self.files.all():
+        """The results of ablations with claims, at each scale that has a finished run, in the order of their files."""
+        for plan in sorted(self.files.all(), key=file_name):
             if not plan.ablation.content.has_claims:
                 continue
             # A folder of results has no file of some ablations, and stale or damaged ones of others.

@@ -596,7 +596,7 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
     reports = [
         claim_result("shown", headline="CoPE 1, RoPE 2", hardware_follows_rows=True),
         claim_result("not shown", ablation="many", recipe="tuned", headline="CoPE 3, RoPE 4"),
-        claim_result("shown", source="Table 7", claim="CoPE learns sooner"),
+        claim_result("shown", source="Table 7", claim="CoPE learns sooner", task="counting", headline="CoPE 5, RoPE 6"),
         claim_result("shown in part", source="Table 7", texts={"verdict": "shown in part (1 of 2 pairs)"}),
         claim_result("shown", source="", task="flip_flop"),
     ]
@@ -605,7 +605,7 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
     page = visitor.open("ablations", ".folded")
     assert page.locator(".folded summary").all_inner_texts() == [
         "Table 2 1 claim: not shownOOD (%): CoPE 3, RoPE 4",
-        "Table 7 1 of 2 claims shownOOD (%): CoPE 3, RoPE 4",
+        "Table 7 1 of 2 claims shownOOD (%): CoPE 5, RoPE 6",  # of the first task
         "Beyond the paper 1 of 1 claim shown",
     ]
     page.locator(".folded summary").first.click()

@@ -161,9 +161,10 @@ function bySource(results) {
   return places.map((place) => [place, claims.filter((each) => each.some((result) => placeOf(result) === place))]);
 }
 
-/** The values of the first claim that has some: "OOD (%): CoPE 1.4, best other RoPE 7.1". */
+/** The values of the first claim by task, as in ablations/results/README.md: "OOD (%): CoPE 1.4, best other RoPE 7.1". */
 function headline(claims) {
-  const first = claims.flatMap(deciding).find((each) => each.headline);
+  const leading = claims.map((results) => deciding(results)[0]).filter((each) => each.headline);
+  const [first] = leading.sort((a, b) => (a.task < b.task ? -1 : Number(a.task > b.task)));
   return first ? `${first.measure}: ${first.headline}` : "";
 }
 
