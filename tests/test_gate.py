@@ -51,7 +51,7 @@ def test_skipped_browser_tests_are_counted_in_the_last_line():
     """With processes side by side, as `make test` runs them."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COPE_SWEEP_", "PYTEST_"))}
     environment["PATH"] = str(Path(sys.executable).parent)  # without a Chromium
-    tests = ("tests/services/page/test_page.py", "-k", "the_form_is_offered", "-n", "1")
+    tests = ("tests/services/page/test_sweep_views.py", "-k", "the_form_is_offered", "-n", "1")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
@@ -42,6 +44,9 @@ MANY = (
 )
 VALUES = {"CoPE": [50.0, 10.0, 0.0, 0.0], "Absolute": [60.0, 55.0, 50.0, 45.0], "RoPE": [30.0]}
 """Row of `curves` → the errors that its run has logged, every 10 steps."""
+
+SCREENS = ((1400, "light"), (390, "dark"))
+"""Widths and colour schemes. Neither depends on the other."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,17 @@ def chromium() -> str | None:
     """The path of an installed Chromium."""
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return os.environ.get("COPE_SWEEP_CHROMIUM") or next(filter(None, found), None)
+
+
+IN_A_BROWSER = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed; the extra `test` has it")
+        for name in ("playwright", "axe_playwright_python")
+    ),
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium; COPE_SWEEP_CHROMIUM names one"),
+]
+"""The marks of tests of the page."""
 
 
 @contextmanager
