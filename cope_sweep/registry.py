@@ -119,14 +119,15 @@ K = TypeVar("K", bound=Kind)
 class Registry(Mapping[str, type[K]]):
     """The classes of one group, by `kind`. Also the pydantic annotation of a field that holds a spec of this group."""
 
-    def __init__(self, noun: str, base: type[K], classes: Iterable[type[K]], *, entry_points: str) -> None:
+    def __init__(self, noun: str, base: type[K], classes: Iterable[type[K]], *, entry_points: str | None) -> None:
         """Register the built-in `classes`.
 
         Args:
             noun: What error messages call a member: "encoding".
             base: The class that all members are derived from.
             classes: The built-in classes.
-            entry_points: The entry-point group in which installed distributions declare classes or modules.
+            entry_points: The entry-point group in which installed distributions declare classes or modules; None: the
+                registry has only built-in classes, because the code that executes a spec knows each of them.
         """
         self.noun, self.base, self.group = noun, base, entry_points
         self._classes: dict[str, type[K]] = {}
@@ -144,9 +145,17 @@ class Registry(Mapping[str, type[K]]):
         A class of the same module and name replaces the earlier one, so that a module can be reloaded.
 
         Raises:
-            PluginError: The class has another base, is abstract, has no literal `kind`, or its `kind` is already taken.
+            PluginError: The class has another base, is abstract, has no literal `kind`, its `kind` is already taken, or
+                the registry has only built-in classes.
         """
         name = f"{cls.__module__}.{cls.__qualname__}"
+        if self.group is None and not cls.__module__.startswith(BUILT_IN):
+            raise PluginError(
+                f"{name}: a plugin cannot add a {self.noun}; accepted are {', '.join(self._classes)}",
+                code="plugin_not_accepted",
+                plugin=name,
+                accepted=list(self._classes),
+            )
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise PluginError(
                 f"{name} is not a subclass of {self.base.__module__}.{self.base.__name__}; derive it from it",
@@ -252,8 +261,9 @@ class Registry(Mapping[str, type[K]]):
             self._is_loading = True
             try:
                 load_plugins(name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip())
-                for entry_point in importlib.metadata.entry_points(group=self.group):
-                    self._load_entry_point(entry_point)
+                if self.group is not None:
+                    for entry_point in importlib.metadata.entry_points(group=self.group):
+                        self._load_entry_point(entry_point)
                 self._plugins_loaded = True
             finally:  # also after an error or Ctrl-C: the next lookup tries again
                 self._is_loading = False

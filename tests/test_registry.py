@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from cope_sweep.config.ablation import SEARCHES, SearchSpec
 from cope_sweep.frozen import Frozen
 from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.registry import Kind, Registry, load_plugins
@@ -139,6 +140,15 @@ def test_an_abstract_class_is_an_error():
     with raises("plugin_abstract", kind="half", missing=["length", "vocabulary_size"]):
         TASKS.register(Half)
     assert "half" not in TASKS
+
+
+def test_classes_of_plugins_are_refused_where_no_code_would_execute_them():
+    class Sobol(SearchSpec):
+        kind: Literal["sobol"] = "sobol"
+
+    with raises("plugin_not_accepted", plugin=f"{__name__}.{Sobol.__qualname__}", accepted=list(SEARCHES)):
+        SEARCHES.register(Sobol)
+    assert "sobol" not in SEARCHES
 
 
 # -- validation

@@ -189,7 +189,7 @@ class Median(EarlyStopping):
     kind: Literal["median"] = "median"
 
 
-SCHEDULERS = Registry("schedule", ScheduleSpec, (NoSchedule, Asha, Median), entry_points="cope_sweep.schedulers")
+SCHEDULERS = Registry("schedule", ScheduleSpec, (NoSchedule, Asha, Median), entry_points=None)
 
 AnyScheduler = Annotated[ScheduleSpec, SCHEDULERS]
 """Any registered schedule of a sweep: its `kind` (`asha`), or a mapping with its options."""
@@ -244,7 +244,7 @@ class Optuna(SearchSpec):
     )
 
 
-SEARCHES = Registry("search", SearchSpec, (GridSearch, RandomSearch, Optuna), entry_points="cope_sweep.searches")
+SEARCHES = Registry("search", SearchSpec, (GridSearch, RandomSearch, Optuna), entry_points=None)
 
 AnySearch = Annotated[SearchSpec, SEARCHES]
 """Any registered search: its `kind` (`grid`), or a mapping with its options."""
