@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
+from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field, leaves
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
 from cope_sweep.config.points import Labelled, agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
 from cope_sweep.config.run import FACT_METRICS, RunSpec
@@ -177,6 +177,22 @@ def _fields_to_use(loaded: LoadedAblation) -> list[tuple[str, KeyPath]]:
         elif layer.origin[0] == ASSIGNED or not has_own_encodings:
             places.append((key, layer.origin))
     return [(key, path) for key, path in places if is_field(key)]
+
+
+def check_assigned_mappings(loaded: LoadedAblation) -> None:
+    """Raises SpecError for `--set train={lr: 0.1}` where rows get another `train.lr` by an axis, which is deeper."""
+    deeper = {str(path[-1]): path for path in _assigning_places(loaded) if path[-1] not in loaded.fixed}
+    for key, layer in loaded.layers.items():
+        lost = [leaf for leaf, _ in leaves(layer.value, key) if leaf in deeper and not is_field(leaf)]
+        if lost and layer.origin[0] == ASSIGNED:
+            place = loaded.source.location(layer.origin)
+            raise SpecError(
+                f"{place}: it has no effect on {lost[0]}, which has its own value in rows "
+                f"({loaded.source.location(deeper[lost[0]])}); write --set {lost[0]}=…",
+                code="no_effect",
+                place=place,
+                key=lost[0],
+            )
 
 
 def check_resources(loaded: LoadedAblation) -> None:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
+    check_assigned_mappings,
     check_claims,
     check_fields,
     check_figures,
@@ -220,6 +221,7 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
     """The rows of points; a point that is given twice is one row. Raises SpecError with one line per problem."""
     check_resources(loaded)
+    check_assigned_mappings(loaded)
     builder = RunBuilder(loaded)
     content = loaded.content
     varied = {*loaded.axes, *getattr(content.search, "space", ())}

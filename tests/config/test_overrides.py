@@ -22,6 +22,8 @@ from tests.helpers.ablation_texts import TEXT, error_of, load, located
         ("resources.cpu=1", ("unknown_key", "--set resources.cpu=1", "resources.cpu")),
         ("model.layers.x=3", ("no_keys", "--set model.layers.x=3", "model.layers.x")),
         ("seeds.0=1", ("no_keys", "--set seeds.0=1", "")),
+        ("train={lr: 0.5}", ("no_effect", "--set train={lr: 0.5}", "")),
+        ("model={dim: 16, position: [rope]}", ("no_effect", "--set model={dim: 16, position: [rope]}", "")),
         ("+model.position=[cope]", ("no_effect", "--set +model.position=[cope]", "")),
         ("+train.batch=8", ("unknown_axis", "--set +train.batch=8", "")),
         ("+model.position", ("invalid_assignment", "--set +model.position", "")),
@@ -87,6 +89,14 @@ def test_a_number_of_seeds(number, seeds):
     assert [run.seed for run in plan.rows[0].runs] == seeds
     scaled = expand(with_overrides(load(), scale="wide", assignments=[f"seeds={number}"]))
     assert [run.seed for run in scaled.rows[0].runs] == [5 + seed for seed in seeds]
+
+
+def test_a_mapping_replaces_what_no_row_assigns_below_it():
+    plan = expand(with_overrides(load(), assignments=["train={batch: 8, lr: 0.5}", "train.lr=0.1"]))
+    assert {(run.train.batch, run.train.lr) for run in plan.runs} == {(8, 0.1)}
+    fields = TEXT.replace("model.position: {CoPE: [cope], none: []}", "model.position.cope.p_max: [4, 8]")
+    plan = expand(with_overrides(load(fields), assignments=["model={dim: 16, position: [cope]}"]))
+    assert {(run.model.dim, run.model.position[0].p_max) for run in plan.runs} == {(16, 4), (16, 8)}
 
 
 def test_a_plus_adds_a_row_to_those_of_the_axis():
