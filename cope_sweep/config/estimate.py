@@ -176,10 +176,10 @@ def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None)
     for split in run.test_sets:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
-            windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
+            windows = task.covered(split, evaluate.final_sequences) / (evaluate.stride or context)
             total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
         if (places := evaluate.positions) is not None:
-            windows = evaluate.final_sequences * task.length(split) / places
+            windows = task.covered(split, evaluate.final_sequences) / places
             total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, places, parameters)
     for times in evaluate.lengths:
         longer = _sequence_flops(run, task.longer(times).length(task.TESTS[0]), parameters)

@@ -314,6 +314,10 @@ class Task(Kind):
         """
         raise InvalidValue(f"the task {self.kind} reads no text, so it has no windows", code="no_text", task=self.kind)
 
+    def covered(self, split: str, sequences: int) -> int:
+        """Number of tokens of a split's text that its first `sequences` sequences cover, which may overlap."""
+        return sequences * self.length(split)
+
 
 class GeneratedTask(Task):
     """A task whose sequences are generated. The run's seed or `data_seed` decides the training sequences.

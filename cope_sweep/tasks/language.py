@@ -175,6 +175,9 @@ class LanguageModelling(Task):
             raise self._too_short(split, corpus, context)
         return TextWindows(corpus.tokenizer, tokens_L, context, stride)
 
+    def covered(self, split: str, sequences: int) -> int:
+        return self.tokens + (sequences - 1) * (self.stride or self.tokens)
+
     def prepare(self) -> None:
         self.open_corpus()
 

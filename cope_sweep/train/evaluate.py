@@ -245,7 +245,7 @@ class Evaluator:
         at_once = max(1, runtime.at_once(self._spec.train.batch) * task.length("train") // context)
         windows = task.windows(split, context, stride)
         # The first window scores `context` tokens, each further one `stride`.
-        wanted = min(1 + math.ceil(max(0, sequences * task.length(split) - context) / stride), len(windows))
+        wanted = min(1 + math.ceil(max(0, task.covered(split, sequences) - context) / stride), len(windows))
         size = at_once * runtime.world_size
         for start in range(0, wanted, size):
             own = own_range(start, min(size, wanted - start), runtime)

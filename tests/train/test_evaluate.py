@@ -199,6 +199,15 @@ def test_windows_cover_as_much_text_as_the_sequences(text, batch):
     assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
 
 
+def test_windows_cover_what_overlapping_sequences_do(text):
+    """17 sequences of 16 tokens, 4 apart, are 80 tokens: two windows of 64."""
+    trainer = text_trainer(text, **{"task.stride": 4, "evaluate.contexts": [64]})
+    set_logits(trainer.model, RISING.log())
+    assert trainer.evaluate(17)["test/perplexity"] == pytest.approx(cross_entropy(trainer, "test", 80), rel=1e-6)
+    measured = trainer.evaluator.evaluate_windows(64, 17)
+    assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 128), rel=1e-6)
+
+
 @pytest.mark.parametrize("batch", [1, 6, 64])
 def test_longer_sequences_are_those_of_the_longer_task(batch):
     """The same weights on the task with 3 times the pairs, whose test set is evaluated as it is."""
