@@ -253,7 +253,14 @@ class EvaluateSpec(Frozen):
                 raise InvalidValue(
                     f"evaluate.{key} has {twice[0]} twice; remove one", key=f"evaluate.{key}", value=twice[0]
                 )
-        if self.stride is not None and self.stride > min(self.contexts, default=self.stride):
+        if self.stride is not None and not self.contexts:
+            raise InvalidValue(
+                "evaluate.stride has no effect without evaluate.contexts (the windows of evaluate.positions are "
+                "disjoint); set contexts, or remove it",
+                code="no_effect",
+                key="evaluate.stride",
+            )
+        if self.stride is not None and self.stride > min(self.contexts):
             raise InvalidValue(
                 f"evaluate.stride = {self.stride} leaves out tokens; set it to at most the shortest of "
                 f"evaluate.contexts, {min(self.contexts)}",
@@ -301,19 +308,11 @@ class RunSpec(Frozen):
                 value=self.model.context,
                 smallest=self.task.context,
             )
-        if self.evaluate.contexts and not self.task.has_windows:
-            raise InvalidValue(
-                f"evaluate.contexts = {list(self.evaluate.contexts)} slides windows over a text, but {self.task.kind} "
-                "generates sequences; remove it, and set evaluate.lengths instead",
-                key="evaluate.contexts",
-                task=self.task.kind,
-            )
-        for key in ("positions", "stride"):
-            value = getattr(self.evaluate, key)
-            if value is not None and not self.task.has_windows:
+        for key in ("contexts", "positions"):
+            if getattr(self.evaluate, key) and not self.task.has_windows:
                 raise InvalidValue(
-                    f"evaluate.{key} = {value} applies to windows over a text, but {self.task.kind} generates "
-                    "sequences; remove it",
+                    f"evaluate.{key} applies to windows over a text, but {self.task.kind} generates sequences; remove "
+                    "it (evaluate.lengths gives longer sequences)",
                     key=f"evaluate.{key}",
                     task=self.task.kind,
                 )
