@@ -32,9 +32,9 @@ class ChangedContent:
 
 def prepare_tasks(plan: Plan, store: Store) -> set[Task]:
     """Prepare and return the tasks of unfinished runs, and of runs that a search may suggest."""
-    finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
     runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
-    tasks = {run.task for run in runs if run.run_id not in finished}
+    statuses = store.index.statuses(run.run_id for run in runs)
+    tasks = {run.task for run in runs if statuses.get(run.run_id) != "finished"}
     for task in tasks:
         task.prepare()
     return tasks
