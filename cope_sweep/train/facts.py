@@ -120,7 +120,6 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "peak_memory_bytes": peak_bytes(runtime.device),
         "device": _device_name(runtime),
-        "precision": runtime.precision,
         "attention": _attention(trainer.spec, runtime),
         "threads": runtime.threads,
         "workers": runtime.world_size,

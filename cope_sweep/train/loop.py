@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -168,6 +168,8 @@ class Start:
     """Number of steps that earlier attempts have trained."""
     spent: Mapping[str, float]
     """What `Clock.durations` was then."""
+    precisions: Sequence[str]
+    """The precisions of all attempts whose steps count, in their order."""
     restarted: str | None = None
     """Why the run starts again at the first step although it has started before."""
 
@@ -209,7 +211,8 @@ def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runti
             folder.resume.unlink(missing_ok=True)
     if files:
         files.rewind(trainer.step, notes.get("curve"))
-    return Start(trainer, trainer.step, notes.get("spent", {}), restarted)
+    precisions = list(dict.fromkeys([*notes.get("precisions", ()), runtime.precision]))
+    return Start(trainer, trainer.step, notes.get("spent", {}), precisions, restarted)
 
 
 def _check_data(folder: RunFolder, notes: Mapping[str, Any], data: str | None) -> None:
@@ -388,7 +391,12 @@ class TrainingLoop:
         with self.clock.paused():
             self.trainer.collect_state()
             if self.files and self.writer:
-                notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.files.mark_curve()}
+                notes = {
+                    "data": self.data,
+                    "spent": self.clock.durations(),
+                    "precisions": self.start.precisions,
+                    "curve": self.files.mark_curve(),
+                }
                 self.writer.write(self.trainer, notes)
 
     def finish(self) -> None:
@@ -399,7 +407,7 @@ class TrainingLoop:
             loads = self._warn_of_positions(finished=True)
         if self.files and self.writer:
             # The result is the last file: it makes the run finished, and has the checksums of the others.
-            with self.files.save_checkpoint() as path:
+            with self.clock.paused(), self.files.save_checkpoint() as path:
                 save_model(path, self.trainer.model, self.run)
                 if tokenizer := self.run.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
@@ -427,6 +435,7 @@ class TrainingLoop:
             **{name: text for name, text in optional.items() if text},
             **speed_facts(self.trainer, tokens_per_s),
             **machine_facts(self.trainer),
+            "precision": ", then ".join(self.start.precisions),
         }
 
     def _evaluate_finally(self) -> str:

@@ -1,9 +1,11 @@
 import itertools
 import shutil
+import time
 
 import pytest
 import torch
 
+from cope_sweep.model.checkpoint import save_model
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.train import Runtime, Trainer, train_run
@@ -93,6 +95,28 @@ def test_facts_have_the_time_of_all_attempts(store):
     assert facts["resumed_from_step"] == 15
     assert facts["train_s"] > before["train_s"] > 0
     assert facts["wall_s"] > before["wall_s"] > before["train_s"]
+
+
+def test_a_checkpoint_is_written_outside_the_training_time(store, monkeypatch):
+    def save_slowly(*arguments):
+        time.sleep(0.5)
+        save_model(*arguments)
+
+    monkeypatch.setattr("cope_sweep.train.loop.save_model", save_slowly)
+    run = tiny_run()
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
+    facts = store.run(run.run_id).result["facts"]
+    assert facts["wall_s"] - facts["train_s"] > 0.5
+
+
+def test_facts_have_the_precision_of_all_steps(store):
+    """A sweep that goes on at another node may train in another precision there, which tables warn about."""
+    run = tiny_run(**{"train.steps": 30})
+    folder = store.run(run.run_id)
+    assert train_run(run, folder, Runtime(), should_stop=stop_after(4)) == "interrupted"
+    assert train_run(run, folder, Runtime(precision="bf16"), should_stop=stop_after(14)) == "interrupted"
+    assert train_run(run, folder, Runtime(precision="bf16")) == "finished"
+    assert folder.result["facts"]["precision"] == "fp32, then bf16"
 
 
 LONGER = tiny_run(**{"train.steps": 12})
