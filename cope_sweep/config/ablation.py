@@ -463,11 +463,11 @@ class Claim(Frozen):
         """
         return None if self.margin is None else margin_value(self.margin, mean, scale)
 
-    def identity(self, primary: str) -> str:
-        """16 hex digits of what is claimed, not of its wording: what it says of which rows, by which column.
+    def identity(self, primary: str, *, is_paired: bool = False) -> str:
+        """16 hex digits of what is claimed, not of its wording: what it says of which rows, by which column and test.
 
         The margin belongs to it where the verdict depends on it. `primary` is the metric that decides where the claim
-        names none.
+        names none. `is_paired`: the ablation compares runs in pairs, so that another p decides.
         """
         claimed: dict[str, Json] = {
             "better": _matched(self.better),
@@ -479,6 +479,8 @@ class Claim(Frozen):
             claimed |= {"variant": self.variant}
         if self.says != "better":
             claimed |= {"says": self.says, "margin": str(self.margin)}
+        if is_paired:
+            claimed |= {"paired": True}
         return hashlib.sha256(json.dumps(claimed, sort_keys=True).encode()).hexdigest()[:16]
 
     def columns(self, primary: str) -> tuple[str, str]:

@@ -440,7 +440,8 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
                 missing=runs_without_values(*(cell for cell in cells if _has_ended(cell[0]))),
             )
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
-            declared = declared_text(claim.identity(model.primary.name), declarations, starts_ms)
+            identity = claim.identity(model.primary.name, is_paired=model.paired)
+            declared = declared_text(identity, declarations, starts_ms)
             findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))
     return tuple(findings)
 

@@ -56,7 +56,8 @@ def _of_store(plan: Plan, store: Store) -> Declarations | None:
     if store.read_only:
         return None
     content = plan.ablation.content
-    wanted = {claim.identity(content.primary_metric.name) for claim in content.claims}
+    primary = content.primary_metric.name
+    wanted = {claim.identity(primary, is_paired=content.paired) for claim in content.claims}
     wanted |= {figure.claim_identity for figure in content.figures if figure.has_claim}
     found: Declarations = {}
     is_recorded = False
@@ -108,12 +109,13 @@ def declared_in(data: Mapping[str, Any], scale: str | None) -> frozenset[str]:
     if primary is None:
         primary = next((layer["metrics"][0].get("name") for layer in layers if layer.get("metrics")), None)
     claims: Iterable[Any] = next((layer["claims"] for layer in layers if layer.get("claims") is not None), [])
+    is_paired = next((layer["paired"] for layer in layers if layer.get("paired") is not None), False)
     identities = set()
     for each in claims:
         with suppress(ValidationError):  # written for another version
             claim = Claim.model_validate(each)
             if claim.metric or primary:
-                identities.add(claim.identity(str(primary)))
+                identities.add(claim.identity(str(primary), is_paired=is_paired))
     for each in data.get("figures") or ():
         with suppress(ValidationError):
             figure = ANY_FIGURE.validate_python(each)

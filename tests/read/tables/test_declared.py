@@ -60,7 +60,8 @@ def test_what_a_claim_says_is_its_identity():
     for change in same:
         assert Claim.model_validate(CLAIM | change).identity("in_dist/token_error") == identity
     identities = {Claim.model_validate(CLAIM | change).identity("in_dist/token_error") for change in others}
-    assert len(identities | {identity}) == len(others) + 1
+    identities.add(Claim.model_validate(CLAIM).identity("in_dist/token_error", is_paired=True))
+    assert len(identities | {identity}) == len(others) + 2
 
 
 def test_claims_of_a_scale_and_its_primary_metric():
@@ -71,6 +72,10 @@ def test_claims_of_a_scale_and_its_primary_metric():
     )
     assert declared_in(content, None) == declared_in(content, "same") == {by_error}
     assert declared_in(content, "few") == declared_in(content, "dense") == {by_loss}
+    paired = {Claim.model_validate(CLAIM).identity("in_dist/token_error", is_paired=True)}
+    assert declared_in(content | {"paired": True}, None) == paired, "another test would decide"
+    content["scales"]["same"] = {"paired": True}
+    assert declared_in(content, "same") == paired != declared_in(content, None)
     assert declared_in({}, None) == set()
 
 
