@@ -9,12 +9,12 @@ from cope_sweep.config import RunSpec
 from cope_sweep.read.numbers import metric_text, significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel, TableRow, named_label
-from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, rule_errors
+from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, STUCK_SHARE, rule_errors
 
 SHORTCUTS_NOTE = (
     f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set (on fewer "
-    f"if they are longer, but at least {LEAST_SEQUENCES}). A seed is stuck if it does no better than the best rule: "
-    f"its error is at least {100 * (1 - NEAR):g} % of the rule's."
+    f"if they are longer, but at least {LEAST_SEQUENCES}). A seed is stuck if its error is at "
+    f"least {STUCK_SHARE} of the best rule's."
 )
 LIKE_RULES_NOTE = (
     f" Some rows score like a rule: most of their seeds have an error within {100 * NEAR:g} % of the rule's (median in "

@@ -10,7 +10,7 @@ document. The claim is
     not shown       if no pair differs
     too few seeds   if no data of this number of runs could show a difference, or a row has no value although its runs
                     have ended: they failed, or none has learned the task
-    not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
+    not testable    if most seeds of every row are stuck at a rule that does not solve the task
                     (`tables.rules`), so nothing follows from the order of the rows
     not trained     if no pair has runs that have ended
                     (if some pairs have values, the others count as pairs that do not differ)
@@ -80,7 +80,7 @@ MOST_VALUES = 5
 """Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
 MOST_GROUPS = 4
 """Maximum number of rows that a claim calls better to list with those they are compared with."""
-ALL_STUCK = "no row does better than a rule that does not solve the task"
+ALL_STUCK = "most seeds of every row are stuck at a rule that does not solve the task"
 """Why a claim about rows is not testable."""
 VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "shown": "every pair of rows differs significantly, as the claim says",

@@ -19,6 +19,7 @@ from cope_sweep.read.tables.model import (
     TableRow,
     encoding_groups,
 )
+from cope_sweep.read.tables.rules import STUCK_SHARE
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _note(model: TableModel) -> str:
         k, n = len(example.stuck), example.summary.n
         sentences.append(f"{k}/{n}{STUCK}: {k} of {n} seeds {'are' if k > 1 else 'is'} stuck")
     if any(cell.stuck for _, _, cell in cells):
-        sentences.append("Stuck: no better than a rule that does not solve the task")
+        sentences.append(f"Stuck: at least {STUCK_SHARE} of the errors of a rule that does not solve the task")
     with_learned = [cell for _, _, cell in cells if cell.learned and cell.learned.n]
     if with_learned:
         sentences.append(_learned_note(with_learned))

@@ -159,7 +159,7 @@ class MetricCell:
     lost: tuple[int, ...] = ()
     """Seeds whose runs have ended without the value: they failed, or it was not finite or is missing."""
     stuck: tuple[int, ...] = ()
-    """Seeds that do no better than the best simple rule (`tables.rules`)."""
+    """Seeds that are stuck at the best simple rule (`tables.rules`)."""
     rule_error: float | None = None
     """The error of the best simple rule; None: the task has no rule, or no run is finished."""
     comparison: Comparison | None = None

@@ -1,8 +1,8 @@
 """The errors of simple rules that do not solve a task, by which runs are judged.
 
 The rules are the most frequent answer and the task's shortcuts (`Task.shortcut_errors`). A run is stuck on a test set
-if it does no better than the best rule: its error is at least `1 - NEAR` times the rule's error. So a run is judged by
-its task, not by the other runs of its row.
+if its error is at least `1 - NEAR` times that of the best rule. So a run is judged by its task, not by the other runs
+of its row.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ least `LEAST_SEQUENCES`."""
 LEAST_SEQUENCES = 256
 NEAR = 0.15
 """A run scores like a rule if their errors differ by at most this share of the rule's error."""
+STUCK_SHARE = f"{100 * (1 - NEAR):g} %"
+"""The share of a rule's errors from which on a run is stuck, in texts."""
 
 
 def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
@@ -53,7 +55,7 @@ def least_rule_error(run: RunSpec, metric: Metric) -> float | None:
 
 
 def stuck_from(rule_error: float | None) -> float:
-    """The smallest error with which a run does no better than a rule with this error; infinite without a rule."""
+    """The smallest error with which a run is stuck at a rule with this error; infinite without a rule."""
     return math.inf if rule_error is None else (1 - NEAR) * rule_error
 
 
