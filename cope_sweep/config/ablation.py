@@ -399,6 +399,9 @@ def _matched(point: Point) -> dict[str, Json]:
     return {key: sorted(default_label(value) for value in values) for key, values in choices.items()}
 
 
+Says = Literal["better", "equivalent", "not worse"]
+
+
 class Claim(Frozen):
     """A statement that some rows are better than others, or equivalent. Reports say whether the runs show it."""
 
@@ -420,7 +423,7 @@ class Claim(Frozen):
         default=None,
         description="The variant of the rows of `than`.",
     )
-    says: Literal["better", "equivalent", "not worse"] = Field(
+    says: Says = Field(
         default="better",
         description="What it says of the rows of `better`: that they are better than those of `than`, equivalent to "
         "them (they differ by less than `margin`), or not worse by more than `margin`.",

@@ -241,11 +241,6 @@ def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue 
     return AxisValue.of(value, *point[ENCODINGS_KEY].origin)
 
 
-def has_encoding(loaded: LoadedAblation, point: Assignments, key: str) -> bool:
-    """The point's model has a place for the key: a field needs its encoding."""
-    return not is_field(key) or field_place(_encodings(loaded, point), key) is not None
-
-
 def _encodings(loaded: LoadedAblation, point: Assignments) -> Sequence[Json]:
     """The list of encodings of a point, as it was written; empty where it is not a list."""
     part, _, name = ENCODINGS_KEY.partition(".")
@@ -274,7 +269,8 @@ class _Expansion:
         self.loaded = loaded
 
     def has_place(self, point: Assignments, key: str) -> bool:
-        return has_encoding(self.loaded, point, key)
+        """The point's model has a place for the key: a field needs its encoding."""
+        return not is_field(key) or field_place(_encodings(self.loaded, point), key) is not None
 
     def combinations(self, groups: Sequence[_Group]) -> Iterator[_Open]:
         """The product of groups: first the groups that decide which encodings a model has, then groups of fields.

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.api.ablations import ClaimSize, ClaimVerdict
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import Claim
+from cope_sweep.config.ablation import Claim, Says
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.controls import MARKS_FROM, Judgement, judge, kinds_of_controls
 from cope_sweep.read.tables.declared import declared_text
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 
     from cope_sweep.read.figures.kinds.maps import Maps
 
-Says = Literal["better", "equivalent", "not worse"]
 Outcome = Literal["as claimed", "opposite", ""]
 
 MOST_VALUES = 5

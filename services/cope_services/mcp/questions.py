@@ -31,6 +31,7 @@ from cope_sweep.api.sweeps import GetSweep, ListSweeps
 from cope_sweep.api.tables import GetTable, GetVerdict
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.render import LATEX_OPTIONS
 from cope_sweep.store import RunPage
 
 Start = Annotated[
@@ -198,11 +199,10 @@ def _without_padding(text: str) -> str:
     return re.sub(r"(?m)^\|[|: -]+$", lambda row: f"|{'---|' * (row[0].count('|') - 1)}", rows)
 
 
-LATEX = ("stars", "group", "caption", "label", "notes")
 QUESTIONS: tuple[Asked, ...] = (
     Asked(ListAblations, ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error")),
     AskedTried(ListTried),
-    AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX)),
+    AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX_OPTIONS)),
     Asked(GetVerdict),
     Asked(ListClaims, ("claim", "ablation", "scale", "measure", "verdict", "size", "texts", "declared", "hypothesis")),
     AskedFigure(GetFigure, hidden=("size", "format"), further={"format": (ImageOrData, "png")}),
