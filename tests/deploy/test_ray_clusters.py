@@ -43,6 +43,13 @@ def test_workers_start_from_zero_on_spot_machines(name):
     assert spot not in str(types["head"]["node_config"])
 
 
+@CLOUDS
+def test_every_machine_starts_from_an_image_that_the_user_chose(name):
+    """Ray's own default for AWS is Ubuntu 18.04, whose driver is too old for CUDA 13."""
+    for node_type in FILES[name]["available_node_types"].values():
+        assert "_WITH_DOCKER_AND_NVIDIA_DRIVER'" in str(node_type["node_config"])
+
+
 @EVERY_FILE
 def test_every_node_starts_with_the_token_and_the_same_image(name):
     config = FILES[name]
