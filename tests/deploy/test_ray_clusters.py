@@ -58,6 +58,7 @@ def test_every_node_starts_with_the_token_and_the_same_image(name):
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         (start,) = [each for each in commands if "ray start" in each]
         assert start.startswith(". ~/cluster.env; export RAY_AUTH_MODE=token; ray start")
+        assert "--metrics-export-port=8080" in start  # as the guide to monitoring says
     (head,) = [each for each in config["head_start_ray_commands"] if "ray start" in each]
     assert "--dashboard-host=127.0.0.1" in head  # reached by `ray dashboard`, through SSH
 
