@@ -345,3 +345,20 @@ def test_tuned_reports_name_the_search_that_tuned_their_rows(reports):
         rows = {row.labels["model.position"] for row in search.rows}
         assert {row.labels["model.position"] for row in report.plan.rows} <= rows
         assert not search.ablation.content.tuned
+
+
+def test_the_guide_quotes_what_tuning_by_few_seeds_found():
+    """Rows that solve MQAR with every tuning seed, and how many of the other seeds do."""
+    tuning, reported = (
+        pd.read_parquet(RESULTS / f"{stem}.small.parquet") for stem in ("encodings_tuning", "encodings")
+    )
+    row, draw = "label.model.position", ["label.train.lr", "label.train.weight_decay"]
+    tuned, others = (frame[frame["label.task"] == "MQAR"].set_index(row) for frame in (tuning, reported))
+    solved = (tuned[VALIDATION] <= 1).groupby([row, *(tuned[key] for key in draw)]).all().groupby(row).any()
+    seeds = (others["in_dist/token_error"] <= 1).groupby(row).agg(["sum", "count"])[solved]
+    few = seeds[seeds["sum"] < seeds["count"]]
+    assert (len(solved), len(few), few["sum"].min(), few["sum"].max()) == (34, 11, 3, 5)
+    assert set(seeds["count"]) == {7}
+    guide = " ".join((ROOT / "docs" / "how-to" / "search.md").read_text(encoding="utf-8").split())
+    assert f"({len(tuning):,} runs at the small scale" in guide
+    assert "of its 34 encodings now, eleven solve it with all three tuning seeds, and with only 3 to 5 of 7" in guide
