@@ -11,7 +11,7 @@ import pytest
 import torch
 from cope_benchmarks import attention, data, decode, gates, prefill, serve, step, store, sweep, synthetic
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.report import GOALS, OF_OURS, OF_SDPA, Goal, Rows, failed
+from cope_benchmarks.report import GOALS, OF_OURS, OF_SDPA, README, Goal, Rows, failed, goals
 from cope_benchmarks.timing import times
 from typer.testing import CliRunner
 
@@ -34,10 +34,27 @@ def test_the_goals_are_those_of_the_readme():
     assert GOALS["gpu"][f"T 4096: triton: {OF_SDPA}"] == Goal("≤", 1.25)
 
 
-@pytest.mark.parametrize("bench", ["sweep", "store", "serve", "data"])
-def test_stored_measurements_have_the_names_of_goals(bench):
-    measured = json.loads((ROOT / "tests" / "benchmarks" / "results" / f"{bench}.json").read_text())
-    assert set(GOALS[bench]) <= set(measured["rows"])
+QUOTED = {
+    (bench, what): (float(number.replace(",", "")), missed == ", missed")
+    for bench, what, number, missed in re.findall(
+        r"^\| `(\w+)` \| (.+?) \| [≤≥] .+? \| ([\d.,]*\d)[^|,]*(, missed)? \|$", README.read_text("utf-8"), re.MULTILINE
+    )
+}
+"""Bench and goal → what README.md says was measured, and whether the goal is missed."""
+
+
+@pytest.mark.parametrize("file", ["sweep", "store", "serve", "data", "step-avx512", "gpu/nvidia_h100_80gb_hbm3/gpu"])
+def test_the_readme_quotes_stored_measurements(file):
+    measured = json.loads((README.parent / "results" / f"{file}.json").read_text())
+    table = (README.parent / "results" / f"{file}.md").read_text()
+    # Files of before rows had columns have one number a row.
+    numbers = {what: row["number"] for what, row in measured["rows"].items() if "number" in row}
+    numbers |= {what: number for what, _, number in goals(measured)}
+    bench = measured["bench"]
+    assert set(GOALS[bench]) <= set(numbers)
+    for what, goal in GOALS[bench].items():
+        assert QUOTED[bench, what] == (pytest.approx(numbers[what], rel=0.01), not goal.reached(numbers[what])), what
+        assert re.search(rf"^\| {re.escape(what)} \|.* {goal.sign} {goal.limit:g}\b", table, re.MULTILINE), what
 
 
 @pytest.mark.parametrize("limit", [20_000, 5])
