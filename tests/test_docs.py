@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -353,6 +354,19 @@ def test_the_paper_is_made_of_ablations_with_published_numbers():
     names = re.search(r"^TABLES := (.*)$", read("Makefile"), re.MULTILINE).group(1).split()
     assert all(load_ablation(ROOT / "ablations" / f"{name}.yaml").content.published for name in names)
     assert {"flip_flop", "selective_copy", "counting", "counting_ood", "flip_flop_architectures"} == set(names)
+
+
+@pytest.mark.slow  # imports torch in a process of its own
+def test_what_a_machine_without_a_network_gets_is_all_that_training_imports():
+    download, install = re.findall(r"(?:-d|--find-links) wheels (.*)", read("docs/how-to/one-gpu.md"))
+    assert download == install
+    brought = {{"pyyaml": "yaml"}.get(name, name) for name in install.split()}
+    needed_by_these = {"annotated_doc", "annotated_types", "pydantic_core", "shellingham", "typing_inspection"}
+    training = "cope_sweep.cli.application, cope_sweep.cli.training, cope_sweep.train.loop"
+    code = f"import sys, torch; known = {{*sys.modules}}; import {training}; print(*{{*sys.modules}} - known)"
+    imported = {name.partition(".")[0] for name in output_of("-c", code).split()} - sys.stdlib_module_names
+    others = {name for name in imported if not name.startswith(("_", "cope_"))}
+    assert {"typer", "safetensors"} <= others <= brought | needed_by_these
 
 
 @pytest.mark.parametrize("name", READMES)
