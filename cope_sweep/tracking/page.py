@@ -57,7 +57,7 @@ def _run_id(uri: str, experiment_id: str, run_id: str) -> str | None:
 
 
 def _answer(uri: str, method: str, path: str, **content: Any) -> dict[str, Any]:
-    """The answer of an MLflow server; {} if it has nothing, does not answer, or is another service.
+    """The answer of an MLflow server; {} if it has nothing, does not answer, is another service, or has no valid URL.
 
     Credentials come from the URL, or from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """
@@ -67,11 +67,11 @@ def _answer(uri: str, method: str, path: str, **content: Any) -> dict[str, Any]:
         content["auth"] = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     elif "MLFLOW_TRACKING_TOKEN" in os.environ:
         content["headers"] = {"Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
-    bypass_proxies_here(uri)
     try:
+        bypass_proxies_here(uri)
         response = httpx.request(method, f"{uri}/api/2.0/mlflow/{path}", timeout=TIMEOUT_S, **content)
         return dict(response.raise_for_status().json())
-    except (httpx.HTTPError, ValueError, TypeError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError):
         return {}
 
 

@@ -10,7 +10,7 @@ import pytest
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord
 from cope_sweep.tracking.check import check_uri
-from cope_sweep.tracking.page import mlflow_run_page
+from cope_sweep.tracking.page import mlflow_experiment_page, mlflow_run_page
 from cope_sweep.tracking.uri import resolve_uri
 from tests.helpers.errors import raises
 from tests.helpers.processes import output_of
@@ -184,3 +184,11 @@ def test_a_server_that_does_not_answer_delays_one_page_only(store, plan, monkeyp
         monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url)
         assert [mlflow_run_page(store, run.run_id) for run in plan.runs] == [None] * 6
         assert stub.requests == 1
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://me:secret/x@127.0.0.1:5000", "http://mlflow:tcp://10.0.0.1:5000", "http://[::1"]
+)
+def test_a_url_that_cannot_be_parsed_has_no_pages(store, plan, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert mlflow_experiment_page(store, plan.name) is None
