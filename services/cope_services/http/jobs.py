@@ -31,6 +31,7 @@ from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
     check_cluster,
+    end_submission,
     job_outcome,
     new_submission,
     package_cluster,
@@ -49,7 +50,7 @@ RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
 """Time between two checks of the jobs of active sweeps."""
 START_TIMEOUT_S = 300.0
-"""A sweep without a job counts as lost after this time."""
+"""A sweep that has not started, and has no job, counts as lost after this time."""
 
 
 class SweepJobs:
@@ -180,9 +181,9 @@ class SweepJobs:
             return
         outcome = job_outcome(self.settings.ray_address, sweep_id)
         if outcome is None:
-            # A sweep of the command line may be on another cluster.
+            # A sweep of the command line may be on another cluster. So may a running one: if that dies, its lease ends.
             if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
-                settle_submission(store, sweep_id, "the cluster has no such job")
+                end_submission(store, sweep_id, "the cluster has no job of this sweep", ("pending",))
         elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
             settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 

@@ -367,6 +367,22 @@ def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
         until(lambda each=each: client.get(f"{API}/sweeps/{each}").json()["status"] == "failed")
 
 
+def test_a_running_sweep_without_a_job_may_be_on_another_cluster(
+    serve: Serve, cluster: ScriptedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "START_TIMEOUT_S", 0.0)
+    client = serve(max_sweeps=2)
+    urls = [submit(client, ablation="tiny", set=[f"train.steps={steps}"]).json()["url"] for steps in (3, 4)]
+    store = Store(folder / "store")
+    running = store.sweep(urls[0].rpartition("/")[2])
+    assert running is not None
+    store.write_sweep(running.model_copy(update={"status": "running"}), ttl_s=60)
+    cluster.jobs.clear()
+    assert submit(client, ablation="tiny").status_code == 202  # before that, it looks at the jobs of the two
+    assert [client.get(url).json()["status"] for url in urls] == ["running", "failed"]
+    assert client.post(f"{urls[0]}/stop").json()["stop_requested"]
+
+
 def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
     client = serve()
     sweep = submit(client, ablation="tiny").json()
