@@ -47,14 +47,22 @@ def parse_filter(text: str) -> Filter:
             condition=text,
         )
     operator = "=" if match["operator"] == "==" else match["operator"]
-    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]  # matched
+    key = match["key"].strip()
+    return Filter(key, operator, _value(key, match["value"].strip()))  # type: ignore[arg-type]  # matched
 
 
-def _value(text: str) -> bool | int | float | str:
+def _value(key: str, text: str) -> bool | int | float | str:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     if text in ("true", "false"):
         return text == "true"
-    if NUMBER.fullmatch(text):
-        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
-    return text
+    if not NUMBER.fullmatch(text):
+        return text
+    if not re.fullmatch(r"[+-]?\d+", text):
+        return float(text)
+    try:
+        return int(text)
+    except ValueError as error:  # Python reads at most 4,300 digits
+        raise InvalidValue(
+            f"{key}: a number of {len(text):,} digits is too large", code="invalid_value", key=key
+        ) from error

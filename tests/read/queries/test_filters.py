@@ -30,3 +30,8 @@ def test_conditions(text, expected):
 def test_what_is_no_condition(text):
     with raises("invalid_condition", condition=text):
         parse_filter(text)
+
+
+def test_a_number_with_more_digits_than_python_reads():
+    with raises("invalid_value", key="seed"):
+        parse_filter(f"seed={'9' * 5000}")
