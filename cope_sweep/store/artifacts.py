@@ -26,7 +26,7 @@ from typing import Any, TypedDict, cast
 from cope_sweep.config import RunSpec
 from cope_sweep.records import STATUSES, Status
 from cope_sweep.redaction import redacted
-from cope_sweep.store.curve import TIME_KEY, current_names, is_number, parse_curve
+from cope_sweep.store.curve import TIME_KEY, current_names, is_number, is_unicode, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.files import (
     check_checkpoint,
@@ -133,7 +133,7 @@ class RunFolder:
         damaged = DamagedError(f"{self.path / RESULT_FILE}: not the result of a run", file=str(self.path / RESULT_FILE))
         if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
             raise damaged
-        if not isinstance(files, dict) or {name.partition("/")[0] for name in files} - CHECKED:
+        if not isinstance(files, dict) or not all(map(_is_checked, files)):
             raise damaged
         return result | {"metrics": current_names(metrics)}
 
@@ -582,6 +582,11 @@ class AttemptWriter(RunFolder):
                 self.objects.upload(self.path / name, self._object(name))
                 if name == CURVE_FILE:
                     self._curve_uploaded_s = time.monotonic()
+
+
+def _is_checked(name: str) -> bool:
+    """A result may name this file. No path can hold a null character or a lone surrogate."""
+    return name.partition("/")[0] in CHECKED and "\0" not in name and is_unicode(name)
 
 
 def _overtaken(run_id: str, attempt: int, newest: int) -> FencedError:

@@ -40,7 +40,7 @@ def _row(line: bytes) -> dict[str, float] | None:
     """A line of a curve; None if it is not a row."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not all(map(is_number, row.values())) or "step" not in row:
         return None

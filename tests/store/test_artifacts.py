@@ -166,10 +166,11 @@ def test_a_metric_of_a_step_counts_once(folder):
     assert folder.curve() == [{"step": 1, "a": 1.0}, {"step": 1, "b": 2.0}, {"step": 2, "a": 4.0, "b": 5.0}]
 
 
-def test_an_incomplete_line_of_the_curve_is_skipped(folder):
+@pytest.mark.parametrize("line", ['{"step": 2, "lo', pytest.param("[" * 1_000_000, id="deep")])
+def test_a_line_of_the_curve_that_is_no_row_is_skipped(folder, line):
     folder.begin(RUN, "here").log({"step": 1, "loss": 2.0})
     with (folder.path / "curve.jsonl").open("a") as file:
-        file.write('{"step": 2, "lo')
+        file.write(line)
     assert folder.curve() == [{"step": 1, "loss": 2.0}]
 
 
@@ -321,6 +322,14 @@ def test_checksums_show_what_has_changed(folder):
     assert find_damage(folder) == missing
     changed = f"{folder.checkpoint / 'model.safetensors'}: has changed since the run was finished (SHA-256)"
     assert find_damage(folder, checksums=True) == missing | {"checkpoint/model.safetensors": changed}
+
+
+@pytest.mark.parametrize("name", ["checkpoint/a\0b", "checkpoint/\ud800", "config.json"])
+def test_a_result_that_names_no_file_of_a_run_is_damaged(folder, name):
+    folder.begin(RUN, "here").finish({}, {})
+    path = folder.path / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {name: "0"}}))
+    assert folder.lost_files() == {"result.json": f"{path}: not the result of a run"}
 
 
 def test_a_damaged_file_is_kept(folder):
