@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cope_sweep.errors import UserError
 from cope_sweep.redaction import HIDDEN, redacted
+from cope_sweep.terminal import SafeConsole, visible
 
 if TYPE_CHECKING:
     from cope_sweep.store import SweepSummary
@@ -152,7 +153,7 @@ def forget_useless_sizes() -> None:
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output, or on standard error. Lines in a file or a pipe are as long as they need to be."""
-    console = Console(stderr=True) if stderr else Console(file=_own)
+    console = SafeConsole(stderr=True) if stderr else SafeConsole(file=_own)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = UNLIMITED
     return console
@@ -244,8 +245,8 @@ def _write_plain(table: Table, widths: Sequence[int]) -> None:
 
 
 def escaped(text: object) -> str:
-    """The text with its square brackets escaped, so that rich prints them, and without secrets."""
-    return escape(redacted(str(text)))
+    """The text with its square brackets escaped, so that rich prints them, without secrets, and all of it `visible`."""
+    return escape(visible(redacted(str(text))))
 
 
 def print_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:

@@ -53,6 +53,7 @@ from cope_sweep.cli.options import (
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, save, sweep_counts, with_columns
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.numbers import significant
+from cope_sweep.terminal import visible
 
 if TYPE_CHECKING:
     from cope_sweep.config import Plan
@@ -470,7 +471,7 @@ def logs(
         if turn == 0 and tail is not None:
             lines = text.splitlines(keepends=True)
             printed = len("".join(lines[: max(0, len(lines) - tail)]))
-        typer.echo(text[printed:], nl=False)
+        typer.echo(visible(text[printed:]), nl=False)
         printed = len(text)
         if not follow or not running:
             return

@@ -26,6 +26,7 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
 from cope_sweep.errors import UserError, counted
+from cope_sweep.terminal import visible
 
 if TYPE_CHECKING:
     from cope_sweep.store import RunRecord, Store
@@ -366,7 +367,7 @@ def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
     found = run_places(opened, [record.run_id for record in records])
     for record in records:
         where = "".join(f"  {place.ablation}/{place.row}" for place in found.get(record.run_id, [])[:1])
-        typer.echo(f"{record.run_id}  {record.status}{where}, seed {record.seed}", err=True)
+        typer.echo(visible(f"{record.run_id}  {record.status}{where}, seed {record.seed}"), err=True)
 
 
 def _existing_tracker(opened: Store, mlflow: str | None) -> MLflowLogger | None:

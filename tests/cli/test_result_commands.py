@@ -22,7 +22,7 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store, SweepRun
 from cope_sweep.store.index.tables import runs
 from tests.cli.conftest import TINY
-from tests.helpers.finished_runs import finish
+from tests.helpers.finished_runs import fail, finish
 from tests.helpers.sweeps import begin, end, write_sweep
 from tests.helpers.tiny import tiny_run
 
@@ -567,6 +567,15 @@ def test_logs_as_json_are_those_of_the_service(stored):
     out, _ = stored("logs", failed, "--tail", "0")
     assert out == ""
     stored.refuses("conflicting_options", "logs", failed, "--follow", "--json", options=["--json", "--follow"])
+
+
+def test_a_terminal_obeys_nothing_that_a_run_says(stored):
+    run = stored.runs[2].run_id
+    fail(stored.store, stored.runs[2], "lost \x1b]52;c;aGk=\x07 it")
+    for command in (["logs", run], ["status", run], ["status", stored.sweep_id]):
+        out, _ = stored(*command)
+        assert "\x1b" not in out
+        assert r"lost \x1b]52;c;aGk=\x07 it" in out
 
 
 def test_logs_of_a_sweep_are_those_of_its_driver(trained, stored):

@@ -19,6 +19,7 @@ from cope_sweep.read.tables.layout import Layout, TextCell, comparison_layout, l
 from cope_sweep.read.tables.model import STARS, TableModel, TableRow, mark_best, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.store import QueryError
+from cope_sweep.terminal import visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +67,7 @@ def markdown_table(table_layout: Layout) -> str:
 
 def markdown_text(text: str) -> str:
     """`text` on one line, with Markdown's special characters escaped."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", visible(" ".join(text.split())))
 
 
 LATEX_PACKAGES = "booktabs, multirow, threeparttable"

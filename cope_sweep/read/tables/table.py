@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
-from rich.console import Console, Group
+from rich.console import Group
 
 from cope_sweep.api.tables import GetTable, TableFormat, Verdict
 from cope_sweep.config import Plan
@@ -35,6 +35,7 @@ from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.stats import finite, with_ties
 from cope_sweep.read.tables.verdicts import verdicts
 from cope_sweep.store import QueryError, Store
+from cope_sweep.terminal import SafeConsole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -328,7 +329,7 @@ def _latex(table: Table) -> bytes:
 
 
 def _terminal(table: Table, *, runs: bool = False) -> bytes:
-    console = Console(file=io.StringIO(), width=TERMINAL_WIDTH, record=True)
+    console = SafeConsole(file=io.StringIO(), width=TERMINAL_WIDTH, record=True)
     console.print(table.to_rich(runs=runs))
     return console.export_text().encode()
 

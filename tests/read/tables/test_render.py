@@ -160,6 +160,15 @@ def test_special_characters_are_shown_in_a_terminal(hostile):
     assert console.export_text().count(HOSTILE) == 5
 
 
+@pytest.mark.parametrize("file_format", ["terminal", "markdown"])
+def test_control_characters_are_shown(store, file_format):
+    metrics = [{"name": "in_dist/token_error", "label": "\x1b[2J"}]
+    drawn = table(plan_of(title="\x1b[2J", grid={"model.position": {"\x1b[2J": ["cope"]}}, metrics=metrics), store)
+    text = FORMATS[file_format].render(drawn).decode()
+    assert "\x1b" not in text
+    assert "x1b" in text
+
+
 def test_formats_and_media_types_are_unique():
     assert list(FORMATS) == list(GetTable.MEDIA_TYPES) == list(get_args(TableFormat))
     assert len({*GetTable.MEDIA_TYPES.values()}) == len(FORMATS)
