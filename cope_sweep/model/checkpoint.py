@@ -126,6 +126,7 @@ def run_of(data: Any, path: Path) -> RunSpec:
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, not mapped to the file. Raises CheckpointError."""
+    _check_regular(path)
     try:
         # Not mmap: truncating a mapped file kills the process.
         return load_file(path, device=device, backend="pread")

@@ -496,7 +496,10 @@ class AttemptWriter(RunFolder):
         """Append lines with the time of day to the run's log, for people."""
         self.check_fence(every_s=CHECK_FENCE_EVERY_S)
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        with (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
+        path = self.path / LOG_FILE
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            self.quarantine_file(LOG_FILE)  # a link may lead out of the store, and a pipe blocks its writer
+        with path.open("a", encoding="utf-8") as file:
             file.writelines(f"{now}  {line}\n" for line in redacted(text).splitlines())
 
     def mark_curve(self) -> CurveMark:

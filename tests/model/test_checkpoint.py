@@ -17,6 +17,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import JsonValue
 from cope_sweep.families import GPT2
 from cope_sweep.model import Transformer, load_model, save_model
+from cope_sweep.model.checkpoint import read_tensors
 from cope_sweep.optim import AdamW, Constant
 from cope_sweep.positions import CoPE
 from cope_sweep.registry import Kind
@@ -101,6 +102,12 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with raises("no_such_file", file=str(folder / name)):
         load_model(folder)
+
+
+def test_tensors_are_read_from_a_regular_file_only(tmp_path: Path) -> None:
+    (tmp_path / "resume.safetensors").symlink_to("/dev/zero")
+    with raises("not_a_file", file=str(tmp_path / "resume.safetensors")):
+        read_tensors(tmp_path / "resume.safetensors", "cpu")
 
 
 def test_a_truncated_file_is_refused(folder: Path) -> None:

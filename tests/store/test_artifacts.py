@@ -16,6 +16,7 @@ from cope_sweep.store.files import parse_json, write_bytes
 from tests.helpers.errors import raises
 from tests.helpers.processes import output_of
 from tests.helpers.tiny import TINY, tiny_run
+from tests.store.test_files import OTHERS
 
 RUN = tiny_run()
 
@@ -338,6 +339,16 @@ def test_a_damaged_file_is_kept(folder):
     folder.interrupt(find_damage(folder))
     folder.quarantine_file("result.json")
     assert (folder.status, (folder.path / "result.json.damaged").read_text()) == ("interrupted", "{")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_lines_of_a_log_go_to_no_link_and_no_pipe(folder, tmp_path, kind):
+    folder.path.mkdir(parents=True)
+    OTHERS[kind](folder.path / "log.txt")
+    folder.begin(RUN, "here").note("begins")
+    assert folder.log_text().endswith("begins\n")
+    assert not (folder.path / "secret").exists() or (folder.path / "secret").read_text() == "secret"
+    assert (folder.path / "log.txt.damaged").is_symlink() == (kind == "link")
 
 
 def test_an_attempt_looks_for_a_newer_one_on_its_own_clock(folder):
