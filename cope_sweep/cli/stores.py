@@ -200,7 +200,8 @@ def prune(
     index: IndexOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Free disk space: temporary and damaged files, logs of old sweeps; with options, resume files and whole runs.
+    """Free disk space: temporary and damaged files, old logs, resume files of finished runs; with options, those of
+    other runs, and whole runs.
 
     It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`. Of a store in an
     object store, whole runs are deleted there, and everything else, also copies of checkpoints, on this machine only.

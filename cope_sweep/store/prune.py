@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cope_sweep.records import Status
-from cope_sweep.store.artifacts import CHECKPOINT_FOLDER
+from cope_sweep.store.artifacts import CHECKPOINT_FOLDER, RESUME_FILE
 from cope_sweep.store.files import remove
 from cope_sweep.store.index import InTrainingError
 from cope_sweep.store.store import DELETED, Store
@@ -57,7 +57,10 @@ def waste(
             yield Waste(folder, f"{status} run{of} that no ablation file contains", _size(folder), run_id, since)
             continue
         for path in _entries(folder):
-            if path.name == store.run(run_id).resume.name and status in statuses:
+            if path.name == RESUME_FILE and status == "finished":
+                # Its process was killed after it had written the result.
+                yield from _old(path, "resume file of a finished run", now_s - older_than_s, run_id, since)
+            elif path.name == RESUME_FILE and status in statuses:
                 yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s, run_id, since)
             elif path.name == CHECKPOINT_FOLDER and store.objects:
                 yield from _old(path, "copy of the object store's", now_s - older_than_s, run_id, since)

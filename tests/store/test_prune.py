@@ -33,16 +33,15 @@ def test_what_is_named(store):
     store.run(stopped.run_id).begin(stopped, "here").set_state("stopped")
     store.run(failed.run_id).begin(failed, "here").fail("no", "")
     finish(store, done)
-    for run, name in [(stopped, "resume"), (failed, "resume")]:
-        aged(store.run(run.run_id).path / f"{name}.safetensors")
+    for run in (stopped, failed, done):
+        aged(store.run(run.run_id).resume)
     aged(store.run(done.run_id).path / "state.json.damaged")
     aged(store.run(done.run_id).path / ".result.json.1.abc")
     (store.run(failed.run_id).path / ".checkpoint.1.abc").mkdir()
     aged(store.run(failed.run_id).path / ".checkpoint.1.abc")
     assert store.index.statuses()  # the index is made
-    old = {f"{done.run_id}/state.json.damaged", f"{done.run_id}/.result.json.1.abc"} | {
-        f"{failed.run_id}/.checkpoint.1.abc"
-    }
+    left = [f"{done.run_id}/{name}" for name in ("resume.safetensors", "state.json.damaged", ".result.json.1.abc")]
+    old = {*left, f"{failed.run_id}/.checkpoint.1.abc"}
     assert found(store) == old
     assert found(store, statuses=["stopped"]) == old | {f"{stopped.run_id}/resume.safetensors"}
     assert found(store, older_than_s=3 * DAY_S, statuses=["stopped", "failed"]) == set()
