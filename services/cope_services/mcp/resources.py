@@ -13,6 +13,7 @@ from mcp_types import Resource, ResourceTemplate
 from cope_services.http.components import Components
 from cope_services.mcp.answers import page, table_lines
 from cope_sweep.api.ablations import GetAblation
+from cope_sweep.api.question import checked
 from cope_sweep.api.tables import GetTable
 from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import NotFoundError
@@ -85,12 +86,13 @@ def _details(schemas: Sequence[Schema], kind: str) -> str:
 
 
 def _ablation(components: Components, name: str) -> str:
-    return components.queries.ask(GetAblation(name=name)).text
+    return components.queries.ask(checked(GetAblation, name=name)).text
 
 
 def _committed(components: Components, named: str) -> str:
     name, _, scale = named.partition(".")
-    return components.committed.ask(GetTable(name=name, scale=scale or None, format="markdown")).decode()
+    question = checked(GetTable, name=name, scale=scale or None, format="markdown")
+    return components.committed.ask(question).decode()
 
 
 def _committed_names(components: Components) -> list[str]:

@@ -12,6 +12,7 @@ from cope_services.mcp.server import AgentServer
 from cope_services.mcp.training import Allowance
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
 from starlette.testclient import TestClient
 
 from tests.helpers.sample_store import TINY, SampleStore
@@ -39,6 +40,14 @@ def test_names_of_files_outside(server: AgentServer, tool: str, name: str) -> No
 def test_resources_outside(server: AgentServer, kind: str, name: str) -> None:
     with pytest.raises(MCPError):
         with_client(server.server, lambda client: client.read_resource(f"cope-sweep://{kind}{name}"))
+
+
+@pytest.mark.parametrize(("name", "key"), [("ablations/" + "a" * 201, "name"), ("results/a." + "a" * 101, "scale")])
+def test_resources_with_long_names(server: AgentServer, name: str, key: str) -> None:
+    with pytest.raises(MCPError) as refused:
+        with_client(server.server, lambda client: client.read_resource(f"cope-sweep://{name}"))
+    assert refused.value.error.code == INVALID_PARAMS
+    assert refused.value.error.message.startswith(f"{key}: ")
 
 
 def test_an_ablation_may_name_no_file_and_no_plugin(server: AgentServer, tmp_path: Any) -> None:
