@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import secrets
@@ -36,6 +37,7 @@ from starlette.types import Scope
 from cope_services.http.errors import HttpError, NotReadyError, path_below
 from cope_sweep.errors import UserError
 
+LOG = logging.getLogger("cope_services.access")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<right>read|submit)\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
@@ -259,7 +261,8 @@ class Authentication:
             kind, _, secret = presented[0].partition(" ")
             key = self.keys.find(secret.strip()) if kind.lower() == "bearer" else None
         except KeysError as error:
-            raise NotReadyError(str(error)) from error
+            LOG.warning("%s", error)  # the file is the operator's: clients learn neither its path nor what is in it
+            raise NotReadyError("the keys of this service cannot be read; the server's log has the reason") from error
         if key is None:
             raise UnauthorizedError(
                 "the API key is not valid, or was revoked; ask the operator of the service for a new one",

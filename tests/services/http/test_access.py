@@ -143,7 +143,9 @@ def test_the_page_the_documentation_and_health_are_open(locked: httpx.Client) ->
         assert locked.get(path).status_code in (401, 404), path
 
 
-def test_a_key_may_be_revoked_and_made_while_the_server_runs(sample: SampleStore, tmp_path: Path) -> None:
+def test_a_key_may_be_revoked_and_made_while_the_server_runs(
+    sample: SampleStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = KeysFile(tmp_path / "keys.txt")
     with serving(sample.settings(keys_file=keys.path)) as client:
         assert client.get(f"{API}/runs").status_code == 200  # no keys, and only this machine can ask
@@ -154,7 +156,10 @@ def test_a_key_may_be_revoked_and_made_while_the_server_runs(sample: SampleStore
         assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 401
         assert client.get(f"{API}/runs").status_code == 401
         keys.path.write_text("{")
-        check_problem(client.get(f"{API}/runs", headers=bearer(secret)), 503, "not_ready")
+        refused = client.get(f"{API}/runs", headers=bearer(secret))
+        check_problem(refused, 503, "not_ready")
+        assert "keys.txt" not in refused.text, "it tells strangers nothing about the file"
+        assert f"{keys.path}, line 1: " in caplog.text
 
 
 def test_a_service_below_a_prefix(sample: SampleStore, tmp_path: Path) -> None:
