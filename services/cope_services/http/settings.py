@@ -115,7 +115,9 @@ class Settings(BaseSettings):
         default=100_000, description="Maximum number of runs of an ablation at one scale."
     )
     max_body_bytes: PositiveInt = Field(default=1 << 20, description="Maximum size of a request body.")
-    max_model_bytes: PositiveInt = Field(default=4 << 30, description="Maximum size of the weights in memory.")
+    max_model_bytes: PositiveInt = Field(
+        default=4 << 30, description="Maximum size of the models that stay in memory between requests."
+    )
     max_inferences: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Batches and probes computed at a time; 0: one per core, at most 4."
     )
