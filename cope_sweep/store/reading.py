@@ -22,9 +22,8 @@ from cope_sweep.store.artifacts import (
 )
 from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.tables import SECTIONS
+from cope_sweep.store.index.tables import MAX_INTEGER, SECTIONS
 
-MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_SWEEP_ID = 64
 """Characters, as in the index."""

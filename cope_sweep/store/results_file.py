@@ -37,8 +37,8 @@ from cope_sweep.config.keys import names_of
 from cope_sweep.errors import NotFinishedError
 from cope_sweep.records import RunRecord
 from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.index.tables import SECTIONS
-from cope_sweep.store.reading import MAX_DEPTH, MAX_INTEGER
+from cope_sweep.store.index.tables import MAX_INTEGER, SECTIONS
+from cope_sweep.store.reading import MAX_DEPTH
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from cope_sweep.records import STATUSES, Value
 from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.index.model import RECORD_COLUMNS, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import SECTIONS, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import MAX_INTEGER, SECTIONS, runs, sweep_runs, sweeps
 
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that a key can name. `status` is another."""
@@ -39,8 +39,6 @@ TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
 PLACES = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
 """Tags that are columns. All others are labels of axes."""
-MAX_INTEGER = 2**63 - 1
-"""The largest integer of both databases."""
 UNUSABLE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """SQLite's paths cannot name a key with one of these characters: JSON text has it escaped, and so does not match."""
 HINT_RUNS = 1000

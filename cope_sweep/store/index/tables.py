@@ -37,6 +37,9 @@ from sqlalchemy.sql import ColumnElement
 FORMAT = 8
 """The number of these tables, kept in `counters`. Increase it with each change: an older index is then made again."""
 
+MAX_INTEGER = 2**63 - 1
+"""The largest integer of both databases."""
+
 metadata = MetaData()
 
 SECTIONS = ("task", "model", "train", "evaluate")
