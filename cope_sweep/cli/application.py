@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ from cope_sweep.signals import ExitError, user_code
 COMMANDS_GROUP = "cope_sweep.commands"
 """Entry points of installed packages: commands (functions) and groups of commands (Typer apps)."""
 
+NO_CHOICE = re.compile(r"'(.*)' is not one of '(.*)'\.")
+"""Typer's message about a value that is not one of several texts."""
 BROKEN_PIPE = 141
 """The exit code where a reader of standard output closed the pipe: 128 + SIGPIPE."""
 
@@ -73,9 +76,12 @@ class CommandGroup(PlainGroup):
 
 @contextlib.contextmanager
 def _exit_codes(*, as_json: bool) -> Iterator[None]:
-    """Print a UserError as one line on standard error, and exit with its code."""
+    """Print a UserError as one line on standard error, and exit with its code. Typer prints its own errors."""
     try:
         yield
+    except typer.BadParameter as error:
+        error.message = _with_suggestion(error.message)
+        raise
     except OutputError:
         raise
     except UserError as error:
@@ -83,6 +89,18 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
         if as_json:
             print_json({"error": {"code": error.code, "message": str(error), "data": error.data}})
         raise typer.Exit(error.exit_code) from None
+
+
+def _with_suggestion(message: str) -> str:
+    """Typer's message about a value: without pydantic's prefix, and of choices with the one that was probably meant."""
+    message = message.removeprefix("Value error, ")
+    match = NO_CHOICE.fullmatch(message)
+    if match is None:
+        return message
+    from cope_sweep.config.explain import suggest
+
+    value, choices = match.groups()
+    return f"'{value}' is not one of the choices" + suggest(value, choices.split("', '"))
 
 
 def _print_error(error: UserError) -> None:

@@ -86,6 +86,20 @@ def test_an_unknown_option_or_command_is_bad_input(shell):
     assert "No such command" in shell("paln", "tiny", code=2)[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["table", "tiny", "--format", "latx"], "'latx' is not one of the choices; did you mean 'latex'? accepted: "),
+        (["runs", "--status", "xyz"], "'xyz' is not one of the choices; accepted: pending, running, finished, "),
+        (["table", "tiny", "--top", "x"], "Invalid value for '--top': "),
+    ],
+)
+def test_a_value_that_is_no_choice_is_named_with_the_choices(shell, words, shown):
+    error = " ".join(shell(*words, code=2)[1].replace("│", " ").split())
+    assert shown in error
+    assert "Value error" not in error
+
+
 @pytest.mark.slow
 def test_a_closed_pipe_exits_with_141(shell):
     reading, writing = os.pipe()
