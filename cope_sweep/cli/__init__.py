@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+from cope_sweep.errors import UserError
 from cope_sweep.redaction import redacted_command
 
 HIDDEN_ARGUMENTS = "COPE_SWEEP_HIDDEN_ARGUMENTS"
@@ -16,7 +17,14 @@ HIDDEN_ARGUMENTS = "COPE_SWEEP_HIDDEN_ARGUMENTS"
 def main() -> None:
     """Run the `cope-sweep` command and exit with its code."""
     arguments = _without_visible_secrets(sys.argv[1:])
-    from cope_sweep.cli.application import app
+    try:
+        from cope_sweep.cli.application import app
+    except UserError as error:  # of a plugin: the help of `figure` names all kinds, so that its import loads plugins
+        sys.stderr.write(f"error: {error}\n")
+        if "--json" in arguments:
+            document = {"error": {"code": error.code, "message": str(error), "data": error.data}}
+            sys.stdout.write(json.dumps(document) + "\n")
+        sys.exit(error.exit_code)
 
     app(arguments)
 

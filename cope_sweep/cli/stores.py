@@ -167,7 +167,8 @@ def copy(
         return
     text = f"{done.copied} runs copied; {to} has {done.finished} of {done.planned} finished runs of {plan.name}"
     if done.copied:
-        words = [plan.name, *option_words(plan.ablation.scale, ()), "--store", str(to), "--out", str(to)]
+        named = [*(plan.ablation.typed or (plan.name,)), *option_words(plan.ablation.scale, ())]
+        words = [*named, "--store", str(to), "--out", str(to)]
         text += f". Write its report again: cope-sweep report {shlex.join(words)}"
     make_console().print(escaped(text), soft_wrap=True, highlight=False)
 

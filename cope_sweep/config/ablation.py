@@ -273,6 +273,10 @@ def _module_name(name: str) -> str:
     return name
 
 
+Plugins = list[Annotated[str, AfterValidator(_module_name)]]
+"""Names of Python modules."""
+
+
 class Condition(Frozen):
     """Further axes and values for the points that match `if`."""
 
@@ -535,9 +539,10 @@ class Ablation(Frozen):
     )
     hypothesis: str = Field(default="", description="What you expect, in a sentence; reports show it.")
     reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
-    plugins: list[Annotated[str, AfterValidator(_module_name)]] = Field(
+    plugins: Plugins = Field(
         default=[],
-        description="Python modules to import first, such as `my_package.my_encoding`: they register encodings, …",
+        description="Python modules to import first, such as `my_package.my_encoding`: they register encodings, tasks, "
+        "optimisers, figures, …",
     )
     base: dict[str, Json] = Field(description="The keys of a run (task, model, train, evaluate) that do not vary.")
     grid: dict[str, Axis] = Field(default={}, description="Dotted key → its values; every combination is a row.")

@@ -56,6 +56,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 """Key of an ablation file → what other libraries call it."""
 
+PLUGGED = frozenset({"task", "position", "family", "optimizer", "figures"})
+"""Keys, in places of errors, whose kinds a plugin may bring."""
 NEAR_NAMES = 3
 """Names that a hint lists."""
 MAX_VALUE_LENGTH = 60
@@ -114,7 +116,7 @@ def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
         kind_written = value["kind"] if isinstance(value, Mapping) else kind
         if isinstance(kind_written, str):
             message = f"unknown kind {kind!r}" + suggest(kind, kinds)
-            if not {"task", "position"}.isdisjoint(path) and not closest(kind, kinds):
+            if not PLUGGED.isdisjoint(path) and not closest(kind, kinds):
                 message += "; is it in a plugin that is not loaded (`plugins`, COPE_SWEEP_PLUGINS)?"
         else:  # 1.10 is the number 1.1 in YAML
             hint = "; quote it" if isinstance(kind_written, int | float) else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from cope_sweep.config.ablation import Ablation, Axis
+from cope_sweep.config.ablation import Ablation, Axis, Plugins
 from cope_sweep.config.explain import explain_all, suggest
 from cope_sweep.config.keys import RIVAL_KEYS, is_below, is_field, leaves
 from cope_sweep.config.source import (
@@ -32,6 +33,7 @@ from cope_sweep.registry import PluginError, load_plugins
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """Names without separators, so that no file of another folder can be named."""
 SUFFIXES = (".yaml", ".yml")
+PLUGINS: TypeAdapter[list[str]] = TypeAdapter(Plugins)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,20 +137,23 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
 
 
 def _validated(source: Source, name: str, folder: Path | None, *, allow_plugins: bool = True) -> LoadedAblation:
-    content = validated_content(source, source.data)
-    if content.plugins and not allow_plugins:
+    plugins: list[str] = []
+    with suppress(ValidationError):  # which is reported with the other errors of the file
+        plugins = PLUGINS.validate_python(source.data.get("plugins", []))
+    if plugins and not allow_plugins:
         raise source.error(
             ("plugins",),
-            f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
+            f"plugins ({', '.join(plugins)}) are not allowed here, because importing them runs code; remove "
             "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
             "plugins_refused",
-            plugins=list(content.plugins),
+            plugins=plugins,
         )
-    for index, module in enumerate(content.plugins):
+    for index, module in enumerate(plugins):
         try:
             load_plugins([module], folder)
         except PluginError as error:
             raise source.error(("plugins", index), str(error), error.code, **error.data) from error
+    content = validated_content(source, source.data)  # after the plugins, which may bring the kinds of its figures
     return LoadedAblation(name, content, source)
 
 

@@ -193,6 +193,8 @@ def test_finished_runs_are_copied_to_a_folder_of_results(declaring):
     assert declaring.json(*words)["files"] == []
     report = "Write its report again: cope-sweep report tiny --store new --out new"
     assert [report in declaring(*words[:-1], "new")[0] for _ in range(2)] == [True, False], "nothing was copied again"
+    path = "cope-sweep report ablations/tiny.yaml --store other --out other"
+    assert path in declaring("store", "copy", "ablations/tiny.yaml", "--to", "other")[0], "as it was typed"
     declaring.refuses("no_results", "store", "copy", "tiny", "--to", "store", folder="store")
 
 

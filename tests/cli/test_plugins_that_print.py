@@ -58,3 +58,15 @@ def test_documents_hold_nothing_that_a_plugin_prints(loud):
     rows = list(csv.reader(io.StringIO(output_of(loud, "table", "loud", "--format", "csv"))))
     assert len({len(row) for row in rows}) == 1
     json.loads(output_of(loud, "schema"))
+
+
+@pytest.mark.slow
+def test_a_plugin_that_cannot_be_imported_is_an_error_of_any_command(shell):
+    """The help of `figure` names all kinds, so that all commands import the plugins of the environment."""
+    shell.environment["COPE_SWEEP_PLUGINS"] = "no_such_plugin"
+    process = shell.start("plan", "quickstart", "--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.splitlines()[0].startswith("error: the plugin no_such_plugin cannot be imported")
+    assert len(err.splitlines()) == 1
+    assert json.loads(out)["error"]["code"] == "plugin_not_loaded"

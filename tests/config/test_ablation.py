@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cope_sweep import figures
 from cope_sweep.config import (
     default_label,
     expand,
@@ -119,6 +120,30 @@ def test_plugins_can_be_refused_and_are_not_imported_then(plugin):
     assert validate(parse_source(TEXT, "sent"), "sent", allow_plugins=False).content.plugins == []
 
 
+PLUGGED_FIGURE = textwrap.dedent("""\
+    from typing import Literal
+
+    from cope_sweep.figures import FIGURES
+    from cope_sweep.read.figures.kinds.curves import Curves
+
+
+    @FIGURES.register
+    class TestFigure(Curves):
+        kind: Literal["KIND"] = "KIND"
+    """)
+
+
+def test_a_plugin_brings_the_kind_of_a_figure(plugin, monkeypatch):
+    """Figures are validated with the rest of the file, so its plugins are imported before."""
+    monkeypatch.setattr(figures.FIGURES, "_classes", {**figures.FIGURES})
+    monkeypatch.setattr(figures.FIGURES, "_validator", None)
+    plugin("spec_test_figure", PLUGGED_FIGURE)
+    text = f"{TEXT}figures: [{{kind: spec_test_figure, metrics: [train/loss]}}]\n"
+    assert "COPE_SWEEP_PLUGINS" in str(error_of(text))
+    (figure,) = load(f"{text}plugins: [spec_test_figure]\n").content.figures
+    assert figure.kind == "spec_test_figure"
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +184,12 @@ def test_figures_are_typed():
 def test_errors_of_figures_name_their_line(before, after, expected):
     assert before in FIGURES
     assert located(error_of(TEXT + FIGURES.replace(before, after))) == expected
+
+
+def test_curves_of_rates_can_be_declared():
+    text = f"{TEXT}figures: [{{kind: curves, metrics: [train/lr]}}]\n"
+    assert expand(load(text)).ablation.content.figures[0].metrics == ["train/lr"]
+    assert located(error_of(text.replace("train/lr", "train/lr_positions")))[0] == "unknown_metric"
 
 
 def test_what_is_fixed_leaves_the_figures():

@@ -194,6 +194,12 @@ def values_of(connection: Connection, key: str) -> tuple[ColumnElement[Any], Col
     Metrics count for finished runs only. The type is checked before a value is converted, which could fail.
     """
     _check_usable(key)
+    number, text = _values_at(connection, key)
+    # `{kind: muon, momentum: 0.9}` has its name below `train.optimizer`, and `muon` alone has it there.
+    return number, func.coalesce(text, _values_at(connection, f"{key}.kind")[1]) if _is_spec(key) else text
+
+
+def _values_at(connection: Connection, key: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     column, name = _place(key)
     value = column[name]
     if column is runs.c.metrics:

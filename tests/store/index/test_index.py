@@ -118,6 +118,19 @@ def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
             matching(index, (unknown, "=", 1))
 
 
+def test_a_part_with_options_has_its_kind_as_one_without(filled):
+    bare, slow = tiny_run(), tiny_run(**{"train.optimizer": {"kind": "muon", "momentum": 0.5}})
+    filled.write([row(bare), row(slow)])
+
+    def found(condition, value):
+        return {
+            run.run_id for run in filled.page(RunQuery(filters=(Filter("train.optimizer", condition, value),))).runs
+        }
+
+    assert found("=", "muon") == {slow.run_id}
+    assert found("!=", "muon") == {run.run_id for run in (bare, *RUNS)}
+
+
 def test_filters_are_combined(filled):
     assert matching(filled, ("model.layers", "=", 2), ("test/loss", ">", 1)) == [4]
     assert matching(filled, ("seed", "=", 0), statuses=("failed",)) == []

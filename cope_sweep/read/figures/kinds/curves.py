@@ -54,7 +54,10 @@ class Curves(FigureKind):
     best: bool = Field(default=False, description="Whether a ring marks the step at which the mean of a row is best.")
 
     def check(self, planned: Planned) -> None:
-        planned.check_metrics([(("metrics", number), name) for number, name in enumerate(self.metrics)])
+        # Rates are logged, and no metrics of a result.
+        rates = set.intersection(*(set(run.train.learning_rates) for run in planned.runs))
+        named = [(("metrics", number), name) for number, name in enumerate(self.metrics) if name not in rates]
+        planned.check_metrics(named)
         super().check(planned)
 
     def question_fields(self) -> dict[str, Any]:
