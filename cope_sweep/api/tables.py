@@ -69,9 +69,9 @@ class Verdict(Answer):
     than: str
     metric: str = Field(description="The title of the primary metric.")
     verdict: VerdictWord = Field(
-        description="equivalent: the 95 % interval lies within ± the margin. better, worse: p is at most 0.05. too few "
-        "seeds: no data of so many runs could be significant, or planned runs are not finished: `command` trains what "
-        "is missing. unclear: otherwise."
+        description="The first that applies. too few seeds: no data of so many runs could be significant, or planned "
+        "runs are not finished: `command` trains what is missing. equivalent: the 95 % interval lies within ± the "
+        "margin. better, worse: p is at most 0.05. unclear: otherwise."
     )
     text: str = Field(description="The verdict with its numbers in one line.")
     difference: float | None = Field(description="`row` minus `than`, not scaled; null without finished runs.")

@@ -6,10 +6,12 @@ about alone. There is no verdict before all planned runs of both rows have a val
 and stops when p is small, finds differences where there are none. And seeds that are added afterwards change no verdict
 unless they were needed for one.
 
+The first of these that applies is the verdict:
+
+    too few seeds  no data of so many runs could be significant, or planned runs are not finished or have no value
     equivalent     the whole 95 % interval lies within ± the margin
     better, worse  the corrected p is at most 5 %
-    too few seeds  no data of so many runs could be significant, or planned runs are not finished or have no value
-    unclear        otherwise
+    unclear        otherwise, and where no run of a row has the metric, which more seeds would not have either
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from cope_sweep.api.tables import Verdict, VerdictWord
 from cope_sweep.config.ablation import margin_value
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import InvalidValue
+from cope_sweep.frozen import OF_LEARNED, learning_parts
 from cope_sweep.read.numbers import MISSING
 from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.comparisons import DESCRIPTIVE, named_row
@@ -50,6 +53,8 @@ def verdicts(
 ) -> Iterator[Verdict]:
     """A verdict on each row that the table compares with another one; none where it compares with the paper.
 
+    Without `only`, pairs of rows that both do not have the primary metric are left out.
+
     Args:
         results: The results of the table.
         model: The table with its comparisons, and with all rows that they compare.
@@ -62,6 +67,8 @@ def verdicts(
     declared = _declared(results, model) if model.references else {}
     for name, than in model.references.items():
         if only not in (None, name):
+            continue
+        if only is None and len(_rows_without_metric(model, rows[name], rows[than])) == 2:
             continue
         yield _verdict(results, model, rows[name], rows[than], margin, declared.get(frozenset((name, than))))
 
@@ -78,6 +85,14 @@ def _declared(results: Results, model: TableModel) -> dict[frozenset[str], str]:
     return found
 
 
+def _rows_without_metric(model: TableModel, *rows: TableRow) -> list[TableRow]:
+    """Those of two rows that do not have the primary metric, which is known once all runs of both have ended."""
+    name = model.primary.name
+    if runs_without_values(*((row, name) for row in rows)) or learning_parts(name)[0] == OF_LEARNED:
+        return []  # a metric of seeds that have learned the task: others may learn it
+    return [row for row in rows if not row.metrics[name].values]
+
+
 def _verdict(
     results: Results, model: TableModel, row: TableRow, other: TableRow, margin: str | None, declared: str | None
 ) -> Verdict:
@@ -87,8 +102,9 @@ def _verdict(
     width = _margin(margin, other_cell)
     missing = runs_without_values((row, model.primary.name), (other, model.primary.name))
     unfinished = [run_id for run_id, status in missing.items() if status != "finished"]
+    lacking = _rows_without_metric(model, row, other)
     needed: int | None = 0
-    if math.isnan(test.p) or comparison.verdict == DESCRIPTIVE:
+    if not lacking and (math.isnan(test.p) or comparison.verdict == DESCRIPTIVE):
         needed = least_seeds(compared, is_paired=model.paired)
     word: VerdictWord = "unclear"
     if missing or needed != 0:
@@ -105,6 +121,8 @@ def _verdict(
         interval = "" if texts["interval"] == MISSING else f" {texts['interval']}"
         parts += [f"difference {texts['difference']}{interval}", *[f"p {texts['p']}"] * (texts["p"] != MISSING)]
     parts.append(f"n = {test.n[0]} pairs" if model.paired else f"n = {test.n[0]} and {test.n[1]}")
+    if lacking:
+        parts.append(f"no run of {'these rows' if len(lacking) == 2 else lacking[0].short} has this metric")
     if unfinished:
         parts.append(f"{len(unfinished)} planned runs of these rows are not finished")
     if without := len(missing) - len(unfinished):

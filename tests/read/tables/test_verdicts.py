@@ -95,6 +95,22 @@ def test_a_finished_run_without_a_value_is_not_left_out_either(store):
     assert "1 finished runs of these rows have no value" in found.text
 
 
+def test_a_metric_that_a_task_does_not_have_needs_no_more_seeds(store, tmp_path):
+    """Of rows that both lack it, only a question about them has an answer; a pair with one such row is in the table."""
+    (tmp_path / "copying.yaml").write_text(json.dumps(CONTENT | {"seeds": list(range(5))}))
+    queries = Queries(store, AblationFiles(tmp_path))
+    plan = queries.load("copying", None, [])
+    for row in plan.rows:
+        for run in row.runs:
+            finish(store, run, {"dense/loss": 1.0} | ({ERROR: 1.0 + run.seed} if row.name == "CoPE" else {}))
+    of_table = json.loads(queries.ask(GetTable(name="copying", compare="None")))["compared"]["verdicts"]
+    assert [(each["row"], each["verdict"], each["n"]) for each in of_table] == [("CoPE", "unclear", [5, 0])]
+    assert of_table[0]["text"].endswith("no run of None has this metric")
+    found = queries.ask(GetVerdict(name="copying", row="a_b <c>", than="None", margin="1 %"))
+    assert (found.verdict, found.more_seeds, found.command) == ("unclear", 0, None)
+    assert found.text.endswith("n = 0 and 0, no run of these rows has this metric")
+
+
 def test_without_runs(store):
     found = ask(three_rows(5), store)
     assert (found.verdict, found.difference, found.p, found.unfinished) == ("too few seeds", None, None, 10)
