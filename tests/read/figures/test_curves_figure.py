@@ -119,6 +119,18 @@ def test_default_metrics_are_those_with_several_points(store):
     assert made("curves", plan, store).frame["metric"].unique().tolist() == ["train/loss"]
 
 
+def test_values_at_the_ends_of_shorter_and_longer_runs_are_no_curve(store):
+    plan = plan_of(grid={"train.steps": [6, 9]}, seeds=[0])
+    for run in plan.runs:
+        folder = begin(store, run)
+        for step in (1, run.train.steps):
+            folder.log({"step": step, "train/loss": 2.0})
+        folder.log({"step": run.train.steps, "in_dist/token_error": 5.0})
+        folder.finish({"in_dist/token_error": 5.0}, {})
+        end(store, folder)
+    assert made("curves", plan, store).frame["metric"].unique().tolist() == ["train/loss"]
+
+
 @pytest.mark.parametrize("best", [False, True])
 def test_a_ring_marks_the_step_of_the_best_mean(store, best):
     error = "in_dist/token_error"

@@ -95,8 +95,8 @@ class Curves(FigureKind):
 
 
 def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The metrics that were logged at two or more steps; if there are none, those logged once; else all."""
-    steps = points.groupby("metric")["step"].nunique()
+    """The metrics that a run has logged at two or more steps; if there are none, those logged once; else all."""
+    steps = points.groupby(["metric", "run_id"])["step"].nunique().groupby("metric").max()
     often = tuple(name for name in names if steps.get(name, 0) > 1)
     return often or tuple(name for name in names if name in steps.index) or names
 
