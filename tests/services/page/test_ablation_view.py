@@ -191,6 +191,18 @@ def test_the_text_of_figures_has_one_size_because_they_are_drawn_for_their_width
         assert visitor.problems == []
 
 
+def test_curves_of_many_rows_are_drawn_when_somebody_opens_them(visitor: Visitor) -> None:
+    def with_many_rows(route: Route) -> None:
+        answer = route.fetch()
+        content = answer.json()
+        route.fulfill(response=answer, json=content | {"plan": content["plan"] * 13})
+
+    visitor.page.route("**/ablations/tiny", with_many_rows)
+    page = visitor.open("ablations/tiny?tab=figures", ".figures figcaption")
+    assert page.locator("details summary", has_text="Learning curves").count() == 1
+    assert page.locator("figcaption:visible", has_text="Learning curves").count() == 0
+
+
 def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:
     page = visitor.open("ablations/curves", ".uplot canvas")
     chart = page.locator(".chart")

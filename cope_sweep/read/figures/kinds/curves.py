@@ -41,9 +41,9 @@ COLUMNS = {
 
 @FIGURES.register
 class Curves(FigureKind):
-    """Metrics against the training step: a line for each row, with a band over its seeds."""
+    """Metrics against the training step: a line for each row, of few rows with bands over seeds."""
 
-    SHOWS = "learning curves: metrics by step or time, mean and band over seeds"
+    SHOWS = "learning curves: metrics by step or time, mean over seeds, with bands of a few rows"
     ORDER = 20
     OFFERED = "always"
     TAKES = ("metric", "x", "row", "log")

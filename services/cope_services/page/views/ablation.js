@@ -185,7 +185,7 @@ export function ablation(name) {
         });
       } else if (tab === "figures") {
         if (committed) notice = COMMITTED;
-        await figures(other, { name, scale, sets, counts: detail.counts, committed, part });
+        await figures(other, { name, scale, sets, counts: detail.counts, rows: detail.plan.length, committed, part });
       } else {
         notice = await results(detail, size, params, committed);
       }

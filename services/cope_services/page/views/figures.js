@@ -6,6 +6,7 @@ import { begun } from "../status.js";
 
 const IMAGES = ["svg", "png"]; // the first of them that there is
 const INCH = 108; // pixels: 8 points of a figure are 12 pixels, in every figure
+const MOST_ROWS = 24; // whose curves are drawn unasked: of more, a panel takes seconds and cannot be read
 const COLOURED = ["heatmap", "maps"]; // their colours are values, so they are as printed, also in the dark
 
 /** The width of a figure for a place on the page, in quarters of an inch: the server draws panels for it. */
@@ -42,7 +43,7 @@ async function fill(figures, url) {
 }
 
 /** Draw the figures, and again when their list or the finished runs have changed. */
-export async function figures(container, { name, scale, sets, counts, committed, part }) {
+export async function figures(container, { name, scale, sets, counts, rows, committed, part }) {
   const list = await get(at(["ablations", name, "figures"], { scale, set: sets })).catch((error) => error);
   if (list instanceof Error && ![404, 409].includes(list.status)) throw list;
   part("other", `figures ${scale} ${sets} ${counts.finished} ${list.message ?? JSON.stringify(list)}`, () => {
@@ -52,7 +53,8 @@ export async function figures(container, { name, scale, sets, counts, committed,
     }
     const url = (figure, format, size) => at(["ablations", name, "figures", figure.name], { scale, set: sets, format, size, committed });
     const draw = (some) => some.map((each) => figure(each, `${name}_${each.name}`, (format) => url(each, format)));
-    const isFirst = ({ declared, kind }) => declared || kind === "curves" || (kind === "summary" && !list.some((each) => each.declared));
+    const isFirst = ({ declared, kind }) =>
+      declared || (kind === "curves" && rows <= MOST_ROWS) || (kind === "summary" && !list.some((each) => each.declared));
     const [first, others] = [list.filter(isFirst), list.filter((each) => !isFirst(each))];
     const made = draw(first);
     // Each takes the server seconds: those that the file does not declare are drawn when somebody opens them.
