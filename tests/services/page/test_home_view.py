@@ -44,6 +44,19 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
     ]  # fmt: skip
 
 
+def test_a_claim_is_within_a_narrow_screen(visitor: Visitor) -> None:
+    texts = {"difference": "-17.00 [-18.75, -14.85] (CoPE without its gates − RoPE with a quarter of its frequencies)"}
+    claim = claim_result("shown", difference=-17.0, n=8, texts=texts | {"n": "8 pairs"})
+    visitor.page.route("**/claims?committed=true", lambda route: route.fulfill(json=[claim.model_dump(mode="json")]))
+    visitor.page.set_viewport_size({"width": 390, "height": 900})
+    page = visitor.open("ablations", ".folded")
+    page.locator(".folded summary").click()
+    assert "quarter of its frequencies) n = 8 pairs" in page.locator(".claims td:has(.difference)").inner_text()
+    box = page.locator(".claims .difference").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+
+
 def test_home_draws_many_points_and_tells_its_own_errors_from_a_lost_server(visitor: Visitor) -> None:
     def running(route: Route) -> None:
         answer = route.fetch()

@@ -11,12 +11,14 @@ const DECLARED = { after: "declared after its runs had started", "not recorded":
 
 const verdict = ({ verdict: text, meaning, texts, p, q }) => [
   h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, texts.verdict),
+  " ",
   h("small", {}, [p !== null && `p = ${texts.p}`, q !== null && `q = ${texts.q}`].filter(Boolean).join(", ")),
 ];
 
 /** The smallest difference with its interval, the number of seeds, and the size that a margin gives it. */
 const difference = ({ texts, n, size, difference: value }) => [
   h("span", { class: "difference" }, value === null ? "–" : withMinus(texts.difference)),
+  " ",
   h("small", {}, [n !== null && `n = ${texts.n}`, size && `${size} (margin ${texts.margin})`].filter(Boolean).join(", ")),
 ];
 
