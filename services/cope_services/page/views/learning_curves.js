@@ -9,7 +9,7 @@ import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./c
 
 const LOSS = "train/loss";
 const ROWS = 100;
-const MOST_DRAWN = 12; // of more rows, the first are drawn until some are chosen
+const MOST_DRAWN = 12; // of more rows with curves, the first are drawn until some are chosen
 
 /** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. Values are multiplied by `scale`. */
 async function groupsOf(curves, byTime, metric, scale) {
@@ -90,9 +90,9 @@ export function learningCurves(container) {
         settings = { ...settings, by: "step", zoom: null };
         return grouped(false);
       });
-      const names = groups[0].map((group) => group.name);
-      const isCut = !chosen.length && names.length > MOST_DRAWN;
-      const visible = isCut ? names.slice(0, MOST_DRAWN) : chosen;
+      const begun = groups[0].filter(({ series }) => series.some(({ points }) => points.length)).map(({ name: row }) => row);
+      const isCut = !chosen.length && begun.length > MOST_DRAWN;
+      const visible = isCut ? begun.slice(0, MOST_DRAWN) : chosen;
       const state = JSON.stringify([
         problem,
         groups,
@@ -106,7 +106,7 @@ export function learningCurves(container) {
       const charts = answers.map(({ metric }, i) => ({ metric, title: titles.get(metric) ?? metric, groups: groups[i] }));
       panels.draw({ metrics: named(shown.metrics, titles), charts, settings, chosen: visible });
       const text = `The curves by time cannot be shown, so they are by step: ${problem}`;
-      const cut = `The first ${MOST_DRAWN} of ${integer(names.length)} rows are drawn. Choose rows in the table to draw others.`;
+      const cut = `The first ${MOST_DRAWN} of ${integer(begun.length)} rows with curves are drawn. Choose rows in the table to draw others.`;
       replace(note, problem && h("p", { class: "bad" }, text), isCut && h("p", { class: "note" }, cut));
       drawn = state;
     },
