@@ -11,7 +11,7 @@ from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor
 
 if TYPE_CHECKING:
-    pass
+    from playwright.sync_api import Route
 
 pytestmark = page_site.IN_A_BROWSER
 
@@ -56,6 +56,25 @@ def test_the_playground_keeps_what_is_typed_and_an_empty_choice(visitor: Visitor
     page.locator(f"[data-key='run {cope}']").click()
     page.wait_for_function("() => location.hash.includes('run=none')")
     page.wait_for_function("() => !document.querySelector('.checkpoints input:checked')")
+
+
+def test_the_playground_chooses_checkpoints_of_one_task_and_its_help_is_of_that_task(
+    visitor: Visitor, site: Site
+) -> None:
+    def of_two_tasks(route: Route) -> None:
+        answer = route.fetch()
+        table = answer.json()
+        for number, row in enumerate(table["rows"]):
+            row["labels"]["task"] = f"task {number}"
+        route.fulfill(json=table)
+
+    visitor.page.route("**/ablations/tiny/table?*", of_two_tasks)
+    page = visitor.open("playground?ablation=tiny", ".matrix canvas")
+    assert page.locator(".checkpoints .checkrow").count() == 2
+    assert page.locator(".checkpoints input:checked").count() == 1
+    assert "> stands in its place" in page.locator("#text-help").inner_text()
+    page.get_by_role("button", name="Choose none").click()
+    page.wait_for_function("() => !document.getElementById('text-help').innerText.includes('>')")
 
 
 def test_the_playground_says_when_an_ablation_has_no_checkpoint(visitor: Visitor) -> None:

@@ -24,7 +24,7 @@ export async function loadChoice(params, run) {
   const metric = primaryOf(table.metrics);
   const sign = metric.goal === "min" ? 1 : -1;
   const ordered = (row) => [...row.metrics[metric.name].values].sort((a, b) => sign * (a.value - b.value));
-  const rows = table.rows.map((row) => ({ row: row.row, runs: ordered(row) })).filter((row) => row.runs.length);
+  const rows = table.rows.map((row) => ({ row: row.row, task: row.labels.task, runs: ordered(row) })).filter((row) => row.runs.length);
   const lacking = asked !== null && asked !== ablation.name ? asked : "";
   return { usable, lacking, name: ablation.name, scale, sets, scales: ablation.scales, values: setsOptions(ablation, { scale, sets }), rows, metric };
 }

@@ -13,7 +13,7 @@ import { legend, surprise } from "./surprise.js";
 /** A text that a run's task can read; null if there is no example. */
 const exampleOf = (run) => EXAMPLES[run?.spec?.task.kind] ?? run?.example ?? null;
 
-const DEFAULT_ROWS = 4; // whose best seeds are chosen at first
+const DEFAULT_ROWS = 4; // whose best seeds are chosen at first: rows of one task, which read the same text
 
 function totals(results, nameOfId) {
   const units = results.some((each) => each.total.text);
@@ -31,8 +31,14 @@ function totals(results, nameOfId) {
   return table("Perplexity", ["checkpoint", ...names.map((name) => [name, "number"])], rows);
 }
 
+/** What a model of this kind of task reads, and what is scored. */
+function helpFor(kind) {
+  const marker = kind === "selective_copy" ? " Where the model does not see an answer, `>` stands in its place." : "";
+  return `A model without a tokenizer reads the labels of its task's vocabulary, with spaces between them, and is scored on what its task trains; the result says which tokens.${marker} “Insert an example” shows a text of the chosen checkpoint's task.`;
+}
+
 /** The form of the text; `measure` is called when it is sent, `insert` to write an example. */
-function textForm(area, measure, insert) {
+function textForm(area, help, measure, insert) {
   const onsubmit = (event) => {
     event.preventDefault();
     measure();
@@ -40,9 +46,7 @@ function textForm(area, measure, insert) {
   return h("form", { class: "prompt", onsubmit },
     h("label", { for: "text" }, "Text"),
     area,
-    h("p", { id: "text-help", class: "note" },
-      marked("A model without a tokenizer reads the labels of its task's vocabulary, with spaces between them, and is scored on the answers; where the model does not see an answer, `>` stands in its place. “Insert an example” shows a text of the chosen checkpoint's task."),
-    ),
+    help,
     h("div", { class: "actions" },
       h("button", { type: "submit", class: "primary" }, "Measure"),
       h("button", { type: "button", class: "quiet", onclick: insert }, "Insert an example"),
@@ -54,6 +58,7 @@ export function playground() {
   const [chooser, results] = [h("div"), h("div", { "aria-live": "polite" })];
   const runs = new Map(); // id → GET /runs/{id} without its curve
   const area = h("textarea", { id: "text", rows: 4, spellcheck: "false", "data-key": "text", "aria-describedby": "text-help" });
+  const help = h("p", { id: "text-help", class: "note" });
   const title = h("div", { class: "head" },
     h("h1", {}, "Playground"),
     h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
@@ -131,7 +136,7 @@ export function playground() {
   }
 
   return {
-    nodes: [title, h("div", { class: "desk" }, h("div", {}, textForm(area, measure, insert)), chooser), results],
+    nodes: [title, h("div", { class: "desk" }, h("div", {}, textForm(area, help, measure, insert)), chooser), results],
     still: true,
     title: () => "Playground",
     close: () => controller?.abort(),
@@ -140,12 +145,16 @@ export function playground() {
       let chosen = chosenIds();
       const found = await loadChoice(params, runs.get(chosen[0]));
       if (!params.has("run") && found.rows.length) {
-        chosen = found.rows.slice(0, DEFAULT_ROWS).map((row) => row.runs[0].run_id);
+        const sameTask = found.rows.filter(({ task }) => task === found.rows[0].task);
+        chosen = sameTask.slice(0, DEFAULT_ROWS).map((row) => row.runs[0].run_id);
         change({ run: chosen }, { replace: true }); // draws this view again
         return;
       }
       const state = JSON.stringify([found, chosen]);
-      if (state !== drawn) replace(chooser, choiceFields(found, chosen, nameOfId));
+      if (state !== drawn) {
+        replace(chooser, choiceFields(found, chosen, nameOfId));
+        replace(help, marked(helpFor(runs.get(chosen[0])?.spec?.task.kind)));
+      }
       drawn = state;
       const text = current().params.get("text");
       if (text !== taken && text !== null) area.value = text;
