@@ -36,7 +36,8 @@ of rows that are called equivalent, the one that may differ most; p, by which su
 
 A figure of heads may claim that heads mark something: `controls` has the rule.
 
-The verdict on a hypothesis combines the claims of its ablation: it is supported if all claims are shown.
+The verdict on a hypothesis combines the claims of its ablation: it is supported if all claims are shown. While some
+are not trained, and no other says anything for it or against it, it is not tested in full yet.
 """
 
 from __future__ import annotations
@@ -597,8 +598,10 @@ def hypothesis_verdict(findings: Sequence[Finding]) -> str:
         combined = "mixed" if supports else "opposite"
     elif supports:
         combined = "shown" if verdicts == {"shown"} else "shown in part"
+    elif "not trained" in verdicts:
+        return OF_HYPOTHESIS["not trained"] if len(verdicts) == 1 else "not tested in full yet"
     else:
-        undecided: tuple[ClaimVerdict, ...] = ("not shown", "not testable", "too few seeds", "not trained")
+        undecided: tuple[ClaimVerdict, ...] = ("not shown", "not testable", "too few seeds")
         combined = next(verdict for verdict in undecided if verdict in verdicts)
         if combined == "not testable":
             untested = next(finding for finding in findings if finding.verdict == combined)

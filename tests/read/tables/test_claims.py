@@ -247,6 +247,15 @@ def test_a_hypothesis_is_supported_where_each_claim_is_shown():
     assert hypothesis_verdict([]) == ""
 
 
+def test_a_hypothesis_has_no_verdict_against_it_while_claims_are_not_trained():
+    (shown,), (not_shown,), (not_trained,) = (
+        findings_of(*values) for values in ([*NEAR, *FAR, *FAR], [*NEAR, *NEAR, *NEAR], NEAR)
+    )
+    assert hypothesis_verdict([not_shown, not_trained]) == "not tested in full yet"
+    assert hypothesis_verdict([not_trained, not_trained]) == "not tested yet"
+    assert hypothesis_verdict([shown, not_trained]) == "supported in part"
+
+
 def test_a_claim_about_no_row_or_no_column_is_an_error():
     with raises("unknown_value"):
         findings_of(claim={"better": {"model.position": "CoPPE"}})
