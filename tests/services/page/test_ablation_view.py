@@ -340,6 +340,7 @@ def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserConte
 
 
 GROUPED = """\
+        assert "than the file without a scale or --set." in page.locator(".notes").inner_text()
 title: Two tasks
 base:
   model: {layers: 1, dim: 8, heads: 2}

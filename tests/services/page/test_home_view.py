@@ -34,6 +34,7 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
         "Table 7 1 of 2 claims shownOOD (%): CoPE 5, RoPE 6",  # of the first task
         "Beyond the paper 1 of 1 claim shown",
     ]
+    assert page.get_by_text("what the reports of 2 ablations say about them").is_visible()
     page.locator(".folded summary").first.click()
     lines = page.locator(".folded").first.locator(".claims tbody tr")
     assert lines.locator(".verdict").all_inner_texts() == ["not shown", "shown", "shown in part (1 of 2 pairs)"]
@@ -46,10 +47,21 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
 
 def test_a_claim_is_within_a_narrow_screen(visitor: Visitor) -> None:
     texts = {"difference": "-17.00 [-18.75, -14.85] (CoPE without its gates − RoPE with a quarter of its frequencies)"}
-    claim = claim_result("shown", difference=-17.0, n=8, texts=texts | {"n": "8 pairs"})
+    claim = claim_result(
+        "shown",
+        difference=-17.0,
+        n=8,
+        texts=texts | {"n": "8 pairs"},
+        headline="CoPE 1, RoPE 18",
+        measure="In-dist. (%)",
+    )
     visitor.page.route("**/claims?committed=true", lambda route: route.fulfill(json=[claim.model_dump(mode="json")]))
     visitor.page.set_viewport_size({"width": 390, "height": 900})
     page = visitor.open("ablations", ".folded")
+    verdict, headline = (page.locator(f".folded summary {each}").bounding_box() for each in ("span", "small"))
+    assert verdict is not None
+    assert headline is not None
+    assert headline["y"] > verdict["y"] + 10, "on a line of its own"
     page.locator(".folded summary").click()
     assert "quarter of its frequencies) n = 8 pairs" in page.locator(".claims td:has(.difference)").inner_text()
     box = page.locator(".claims .difference").bounding_box()
@@ -81,6 +93,27 @@ def test_home_draws_many_points_and_tells_its_own_errors_from_a_lost_server(visi
     assert page.locator("#live").inner_text() == "The server does not respond. Trying again …"
     assert [each for each in visitor.problems if "ERR_FAILED" not in each] == []
     visitor.problems.clear()
+
+
+def test_a_size_waits_only_for_a_sweep_of_its_own(visitor: Visitor) -> None:
+    def partly(route: Route) -> None:
+        listed = [each for each in route.fetch().json() if each["name"] == "tiny"]
+        route.fulfill(json=[each | {"counts": {"finished": 2, "pending": 2}} for each in listed])
+
+    sweep = {
+        "sweep_id": "s",
+        "status": "running",
+        "ablation": "tiny",
+        "title": "",
+        "sets": [],
+        "counts": {"pending": 2},
+    }
+    visitor.page.route("**/api/v1/ablations", partly)
+    listed = [sweep]
+    visitor.page.route("**/api/v1/sweeps?*", lambda route: route.fulfill(json={"sweeps": listed}))
+    for scale, state in ((None, "waiting"), ("longer", "incomplete")):
+        listed[0] = sweep | {"scale": scale}
+        assert visitor.open("ablations", ".stage").locator(".stage").first.inner_text() == state
 
 
 def test_ablations_are_searched_by_words(visitor: Visitor) -> None:

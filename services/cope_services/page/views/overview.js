@@ -20,20 +20,21 @@ const isOwn = (ablation) => ablation.error || isTrained(ablation) || !ablation.r
 const tagOf = (reproduces) => reproduces.match(/^(Tables?|Figures?) \d[^,]*/)?.[0] ?? "extra";
 const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: reproduces }, tagOf(reproduces));
 
-/** `finished`, `training`, `waiting` or what else a size is at; a word, because a bar does not tell them apart. */
-function stateOf(counts) {
+/** What a size is at; a word, because a bar does not tell them apart. `active`: sweeps that have not ended. */
+function stateOf({ name }, { scale, sets, counts }, active) {
   if (counts.running) return "training";
-  if (!begun(counts)) return "waiting";
-  const all = total(counts);
-  return (counts.finished ?? 0) + (counts.stopped ?? 0) === all ? "finished" : counts.failed || counts.interrupted ? "incomplete" : "waiting";
+  if ((counts.finished ?? 0) + (counts.stopped ?? 0) === total(counts)) return "finished";
+  const isOf = (each) => each.ablation === name && (each.scale ?? "") === scale && JSON.stringify(each.sets) === JSON.stringify(sets);
+  return active.some(isOf) ? "waiting" : "incomplete";
 }
 
 /** A line for each size: its name, how far it is, and the verdicts on its claims. */
-function sizeLine({ name, scales }, { scale, sets, counts }, claims) {
+function sizeLine(ablation, size, claims, active) {
+  const [{ name, scales }, { scale, sets, counts }, state] = [ablation, size, stateOf(ablation, size, active)];
   const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
   const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
   return h("li", {},
-    h("span", {}, text, " ", h("span", { class: `stage ${stateOf(counts)}` }, stateOf(counts))),
+    h("span", {}, text, " ", h("span", { class: `stage ${state}` }, state)),
     progress(counts),
     h("small", {}, summary(counts), claims.length > 0 && ` · ${shownOf(byClaim(claims))}`),
   );
@@ -117,7 +118,7 @@ async function resultsOf(ablation) {
   return { size: JSON.stringify([scale, sets]), table, curves, claims };
 }
 
-function own(ablation, { size: shown, table, curves, claims = [] } = {}) {
+function own(ablation, { size: shown, table, curves, claims = [] } = {}, active) {
   const { name, title, error, newest_ms: newest } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
   return h("li", {},
@@ -129,7 +130,7 @@ function own(ablation, { size: shown, table, curves, claims = [] } = {}) {
     error && h("p", { class: "bad" }, error),
     table && bestRows(table),
     curves && sparkline(curves.rows),
-    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, shown === JSON.stringify([size.scale, size.sets]) ? claims : []))),
+    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, shown === JSON.stringify([size.scale, size.sets]) ? claims : [], active))),
     !error && !trained.length && h("small", {}, `${plural(total(ablation.counts), "run")}, not started`),
   );
 }
@@ -200,7 +201,7 @@ export function overview() {
           "Results of this repository",
           { id: "claims" },
           h("p", { class: "note" },
-            `What the paper says, and whether the small models of ${plural(names.size, "ablation")} show it. Their runs are not in your store.`,
+            `Claims of the paper and of this project, and what the reports of ${plural(names.size, "ablation")} say about them. The reports come with the files.`,
           ),
           bySource(found).map(([source, about]) =>
             h("details", { class: "folded" },
@@ -230,7 +231,9 @@ export function overview() {
       // A card without its results is better than none: what is wrong stands on the page of the ablation.
       const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
       const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
-      part("list", JSON.stringify([query, ablations, drawn, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+      const now = running.sweeps.filter(isActive);
+      const ids = now.map((each) => each.sweep_id);
+      part("list", JSON.stringify([query, ablations, drawn, finished.total, ids, Math.floor(Date.now() / 60_000)]), () => {
         ask.hidden = !finished.total;
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         replace(
@@ -243,13 +246,12 @@ export function overview() {
           !finished.total && !cards.length && !query && ablations.length > 0 && WELCOME,
           first.length > 0 && section("Your ablations", { id: "own" },
             h("ul", { class: "ablations" },
-              first.map((each) => own(each, results.get(each.name))),
+              first.map((each) => own(each, results.get(each.name), now)),
             ),
           ),
         );
         replace(library, rest.length > 0 && section("Library", { id: "library" }, h("ul", { class: "library" }, rest.map(shipped))));
       });
-      const now = running.sweeps.filter(isActive);
       part("active", JSON.stringify(now), () =>
         replace(
           active,

@@ -297,7 +297,7 @@ export function resultsTable(container) {
         table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
         canPaper && table.scaled.length > 0 &&
           "The paper's numbers are of models and training of another size, so only the order of rows is compared with the paper's.",
-        table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file.` : null,
+        table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file without a scale or --set.` : null,
         ...(table.compared?.rules ?? []),
         ...table.warnings,
       ]
