@@ -12,6 +12,8 @@ const level = (bits) => Math.min(Math.floor((Math.max(bits, 0) / MOST_BITS) * LE
 /** The colours and what they mean. */
 export const legend = () => colourScale("s", "0 bits, expected", `${MOST_BITS} bits and more, surprising`);
 
+/** The blanks before the text of a label. They have no colour: at the end of a line they would be an empty box. */
+const blanksOf = (label) => label.match(/^ +(?=[^ ])/)?.[0] ?? "";
 const visible = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→");
 
 /** The most probable tokens as text: "i 80 %, w 12 %". */
@@ -80,7 +82,8 @@ function sheet(answers, nameOf) {
           role: "img",
           "aria-label": `Text under ${nameOf(answer.run_id)}, coloured by surprise; the table below has the numbers`,
         },
-        labels.map((label, i) =>
+        labels.map((label, i) => [
+          blanksOf(label),
           h("span", {
               class:
                 sequences[k].log_probabilities[i] === null
@@ -88,9 +91,9 @@ function sheet(answers, nameOf) {
                   : `token s${level(-sequences[k].log_probabilities[i] / Math.LN2)}`,
               "data-at": i,
             },
-            visible(label),
+            visible(label.slice(blanksOf(label).length)),
           ),
-        ),
+        ]),
       ),
     ]),
   );
