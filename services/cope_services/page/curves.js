@@ -86,9 +86,10 @@ export function lines(groups, { by, smoothing, spread }) {
     }
     if (!many) continue;
     const summary = overSeeds(smoothed);
+    const floor = summary.every(({ low }) => low >= 0) ? 0 : -Infinity; // an error of less than 0 % cannot be
     const edge = (sign) => (each) => [
       each.x,
-      spread === "range" ? (sign < 0 ? each.low : each.high) : each.mean + sign * each.deviation,
+      spread === "range" ? (sign < 0 ? each.low : each.high) : Math.max(each.mean + sign * each.deviation, floor),
     ];
     result.push({
       ...group.style,

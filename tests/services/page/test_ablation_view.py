@@ -62,7 +62,7 @@ def test_a_logarithmic_axis_marks_zeros_and_bridges_no_gap(visitor: Visitor) -> 
 
 def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) -> None:
     page = visitor.open("ablations", "ul.ablations")
-    smooth, summary, styles, columns, zeros, linear = page.evaluate(
+    smooth, summary, styles, columns, zeros, linear, bands = page.evaluate(
         """async () => {
           const [curves, axes] = [await import("/static/curves.js"), await import("/static/axes.js")];
           const styles = Array.from({ length: 32 }, (_, i) => JSON.stringify(curves.style(i)));
@@ -74,6 +74,10 @@ def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) ->
             [...columns.map((each) => each.map((value) => (value === undefined ? "absent" : value))), columns.slice(1).map(curves.isolated)],
             axes.logarithmic([0, 0], 300, 1),
             axes.linear([0, 0]),
+            [[0, 8], [-1, 7]].map((values) => {
+              const series = values.map((value) => ({ name: "", points: [[1, 1, value]] }));
+              return curves.lines([{ name: "", style: {}, series }], { by: "step", smoothing: 0, spread: "deviation" })[0];
+            }),
           ];
         }"""
     )
@@ -82,6 +86,12 @@ def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) ->
     assert summary == [
         {"x": 12, "mean": 3, "deviation": pytest.approx(2**0.5), "low": 2, "high": 4},
         {"x": 20, "mean": 4, "deviation": 0, "low": 4, "high": 4},  # one of two seeds
+    ]
+    deviation = 32**0.5
+    assert [band["low"] for band in bands] == [[[1, 0]], [[1, pytest.approx(3 - deviation)]]]  # errors are not below 0
+    assert [band["high"] for band in bands] == [
+        [[1, pytest.approx(4 + deviation)]],
+        [[1, pytest.approx(3 + deviation)]],
     ]
     assert styles == 32
     assert columns == [[1, 2, 3, 4], [5, "absent", None, 2], ["absent", 1, "absent", "absent"], [[0, 3], [1]]]
@@ -330,6 +340,7 @@ def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserConte
         assert "set=train.steps" in page.url
         assert "6 of 6 finished" in page.inner_text(".state .counts")
         assert "13.50" in page.inner_text("table.results")
+        assert "than the file without a scale or --set." in page.locator(".notes").inner_text()
         # Without an address of its own, the ablation opens with the values that have runs.
         page = visitor.open("ablations/varied", "table.results")
         page.get_by_label("Values").select_option("as in the file")
@@ -340,7 +351,6 @@ def test_runs_with_other_values_are_chosen_above_the_table(context: BrowserConte
 
 
 GROUPED = """\
-        assert "than the file without a scale or --set." in page.locator(".notes").inner_text()
 title: Two tasks
 base:
   model: {layers: 1, dim: 8, heads: 2}
