@@ -103,6 +103,7 @@ class AblationDetail(AblationSummary):
 
     axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
     metrics: list[MetricInfo] = []
+    primary: str | None = Field(default=None, description="The metric by which rows are compared.")
     plan: list[PlannedRow] = []
     reference: str | None = Field(
         default=None, description="What a report compares the rows with: a value for `compare` of the table."

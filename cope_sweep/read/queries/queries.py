@@ -249,6 +249,7 @@ class Queries:
             metrics=[
                 MetricInfo.model_validate(metric, from_attributes=True) for metric in plan.ablation.content.metrics
             ],
+            primary=plan.ablation.content.primary_metric.name,
             plan=[
                 PlannedRow(
                     row=row.name,

@@ -223,6 +223,7 @@ def test_a_store_knows_the_ablations_of_its_sweeps(used, folder, plan):
     assert [run.seed for run in used.load("elsewhere", "small").runs] == [7, 7, 7]
     detail = used.ask(GetAblation(name="elsewhere"))
     assert (detail.text, detail.recorded_by, detail.finished) == (text, record.sweep_id, 1)
+    assert detail.primary == detail.metrics[0].name == "in_dist/token_error"
     names = {each.name: (each.recorded_by, each.error) for each in used.ask(ListAblations()) if each.name != "bad"}
     assert names == {"good": (None, None), "elsewhere": (record.sweep_id, None)}
     assert used.ask(ListRuns(ablation="elsewhere")).total == len(plan.runs)

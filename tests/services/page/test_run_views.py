@@ -35,6 +35,19 @@ def test_a_run_shows_the_values_that_filters_find(visitor: Visitor, site: Site) 
     assert facts["peak memory"] in page.locator("table.runs tbody tr").inner_text()  # in the same unit
 
 
+def test_runs_of_one_ablation_have_a_column_of_its_primary_metric(visitor: Visitor) -> None:
+    page = visitor.open("runs?ablation=tiny", "table.runs")
+    columns = page.locator("table.runs thead th").all_inner_texts()
+    assert columns[6] == "in_dist/token_error"
+
+    def with_other_primary(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"primary": "train/loss"})
+
+    page.route("**/api/v1/ablations/tiny", with_other_primary)
+    page = visitor.open("runs?ablation=tiny", "table.runs")
+    assert page.locator("table.runs thead th").all_inner_texts()[6] == "train/loss"
+
+
 def test_metrics_of_a_run_that_has_not_finished_are_called_newest(visitor: Visitor, site: Site) -> None:
     run_id = site.sample.ids[0]
     page = visitor.open(f"runs/{run_id}", ".columns2")

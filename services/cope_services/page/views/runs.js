@@ -43,13 +43,14 @@ function queryOf(params) {
 
 const metricsOf = (runs) => resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
 
-/** The chosen columns, or the first metrics of those that most of the runs with results have. */
-function columnsOf(params, runs) {
+/** The chosen columns; else `primary`, and the first metrics of those that most of the runs with results have. */
+function columnsOf(params, runs, primary) {
   const chosen = params.getAll("col");
   if (chosen.length) return chosen.filter((key) => key !== "none");
   const measured = runs.filter((run) => Object.keys(run.metrics).length);
-  const common = metricsOf(runs).filter((key) => 2 * measured.filter((run) => key in run.metrics).length > measured.length);
-  return common.slice(0, DEFAULT_COLUMNS);
+  const all = metricsOf(runs);
+  const common = all.filter((key) => 2 * measured.filter((run) => key in run.metrics).length > measured.length);
+  return [...new Set([...all.filter((key) => key === primary), ...common])].slice(0, DEFAULT_COLUMNS);
 }
 
 function heading(params) {
@@ -209,7 +210,9 @@ export function runs() {
         return;
       }
       const known = await learnKeys(found.loaded);
-      const columns = columnsOf(params, found.loaded);
+      const name = params.get("ablation");
+      const { primary } = ablations.includes(name) ? await get(at(["ablations", name])) : {};
+      const columns = columnsOf(params, found.loaded, primary);
       part("columns", JSON.stringify([columns, metricsOf(found.loaded), known]), () => {
         const open = chooser.querySelector("details")?.open ?? false;
         replace(chooser, columnChooser(columns, metricsOf(found.loaded), known));
