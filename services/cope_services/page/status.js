@@ -25,8 +25,8 @@ export const dot = (run, label) =>
 
 /** How far a run is: [name, text, class of its column]. Tables of runs and the page of a run show what is here. */
 export const progressOf = (run) => [
-  ["step", run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step), "number"],
-  ["tokens/s", run.tokens_per_s ? integer(Math.round(run.tokens_per_s)) : "", "number"],
+  ["step", run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step), "number step"],
+  ["tokens/s", run.tokens_per_s ? integer(Math.round(run.tokens_per_s)) : "", "number speed"],
   ["worker", run.worker_id ?? "", null],
 ];
 

@@ -46,6 +46,8 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     end_sweep(store, record, "failed")
     page.get_by_role("button", name="Retry 2 runs").click()
     assert page.locator(".tiles").count() == 0
+    assert page.locator(".members thead th").all_inner_texts()[:4] == ["row", "seed", "status", "step"]
+    assert "tokens/s" not in page.locator(".members thead").inner_text()  # no run is being trained
     assert accessibility(page) == []
     page.keyboard.press("Escape")
     assert not [url for url in visitor.requests if "/retry" in url]

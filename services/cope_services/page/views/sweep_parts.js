@@ -45,18 +45,20 @@ const SHOWN = 100; // runs, until all are asked for
 export function members({ members: runs, to_suggest: toSuggest }, all, onall) {
   if (!runs.length) return section("Runs", { id: "members" }, waiting([], toSuggest) || empty("The sweep has no runs."));
   const messages = runs.some((run) => run.message || run.reason);
+  const used = progressOf(runs[0]).map((_, i) => runs.some((run) => progressOf(run)[i][1]));
+  const progress = (run) => progressOf(run).filter((_, i) => used[i]);
   const columns = [
     "row",
-    ["seed", "number"],
+    ["seed", "number seed"],
     "status",
-    ...progressOf(runs[0]).map(([name, , kind]) => [name, kind]),
+    ...progress(runs[0]).map(([name, , kind]) => [name, kind]),
     ...(messages ? [["message", "message"]] : []),
   ];
   const rows = (all ? runs : runs.slice(0, SHOWN)).map((run) => [
     h("a", { href: link(["runs", run.run_id]), "data-key": run.run_id }, run.row),
     run.seed,
     [badge(run.status), run.reused ? " reused" : ""],
-    ...progressOf(run).map(([, text]) => text),
+    ...progress(run).map(([, text]) => text),
     ...(messages ? [[run.message, run.reason].filter(Boolean).join("; ")] : []),
   ]);
   return section("Runs", { id: "members" }, waiting(runs, toSuggest), table("Runs of the sweep", columns, rows, { class: "members" }),
