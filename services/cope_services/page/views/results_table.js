@@ -95,7 +95,7 @@ function cell(row, metric, context) {
 
 const SHADES = 5;
 
-/** Most seeds have not learned the task, or do no better than a rule that does not solve it. */
+/** Most seeds have not learned the task, or are stuck at a rule that does not solve it. */
 const isUnlearned = ({ mostly_stuck: stuck, learned: share }) => stuck || (share !== null && 2 * share.k < share.n);
 
 /** Row → the class of its cell: the better the value among rows that have learned the task, the more colour; else grey. */
@@ -124,7 +124,7 @@ export function groupsOf({ rows, axes }, against) {
   return groups ? labels.map((label) => [label, rows.filter((row) => row.labels[first] === label)]) : [[null, rows]];
 }
 
-const STUCK = "† Most seeds are stuck: they do no better than a simple rule that does not solve the task.";
+const STUCK = "† Most seeds are stuck: they make at least 85 % of the errors of a simple rule that does not solve the task.";
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
@@ -145,7 +145,7 @@ function runsOfCell(row, metric, width) {
             ),
           ),
         ),
-        stuck ? h("p", { class: "note" }, "Stuck: the run does no better than a simple rule that does not solve the task.") : null,
+        stuck ? h("p", { class: "note" }, "Stuck: the run makes at least 85 % of the errors of a simple rule that does not solve the task.") : null,
         comparison && h("p", {}, comparisonText(comparison)),
         h("p", {},
           h("a", { href: link(["runs"], { ids: shortIds(ids), sel: shortIds(ids) }) }, "Compare these runs"),
