@@ -104,7 +104,7 @@ def table(
     margin: Margin = None,
     fail_unless: Annotated[
         Literal["better", "worse", "equivalent"] | None,
-        typer.Option(help="With --compare, for scripts: exit code 1 unless every other row has this verdict."),
+        typer.Option(help="With --compare, for scripts: exit code 1 unless all verdicts of the table are this one."),
     ] = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -163,7 +163,8 @@ def require_verdict(found: Sequence[Verdict], wanted: VerdictWord) -> None:
     """Exit with 1, naming the rows, unless all verdicts are the wanted one. Without any, it is an error."""
     if not found:
         raise UserError(
-            "--fail-unless: no row is compared with another one; name one with --compare ROW, and train its runs first",
+            "--fail-unless: the table has no verdict; name a row with --compare ROW, train its runs, and choose a "
+            "metric that they have",
             code="nothing_compared",
         )
     others, console = [each for each in found if each.verdict != wanted], make_console(stderr=True)

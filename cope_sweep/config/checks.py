@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field, leaves
+from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_below, is_field, leaves
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
 from cope_sweep.config.points import Labelled, agreeing_rows, axis_values, dimensions_of, matches, names_value, value_of
 from cope_sweep.config.run import FACT_METRICS, RunSpec
@@ -182,16 +182,20 @@ def _fields_to_use(loaded: LoadedAblation) -> list[tuple[str, KeyPath]]:
 def check_assigned_mappings(loaded: LoadedAblation) -> None:
     """Raises SpecError for `--set train={lr: 0.1}` where rows get another `train.lr` by an axis, which is deeper."""
     deeper = {str(path[-1]): path for path in _assigning_places(loaded) if path[-1] not in loaded.fixed}
-    for key, layer in loaded.layers.items():
-        lost = [leaf for leaf, _ in leaves(layer.value, key) if leaf in deeper and not is_field(leaf)]
-        if lost and layer.origin[0] == ASSIGNED:
+    assigned = {key: layer for key, layer in loaded.layers.items() if layer.origin[0] == ASSIGNED}
+    for key, layer in assigned.items():
+        for leaf, _ in leaves(layer.value, key):
+            above = (other for other in deeper if is_below(leaf, other) and is_below(other, key))
+            winner = next((other for other in (leaf, RIVAL_KEYS.get(leaf), *above) if other in deeper), None)
+            if winner is None or is_field(leaf):
+                continue
             place = loaded.source.location(layer.origin)
             raise SpecError(
-                f"{place}: it has no effect on {lost[0]}, which has its own value in rows "
-                f"({loaded.source.location(deeper[lost[0]])}); write --set {lost[0]}=…",
+                f"{place}: it has no effect on {leaf} of rows that have their own {winner} "
+                f"({loaded.source.location(deeper[winner])}); write --set {leaf}=…",
                 code="no_effect",
                 place=place,
-                key=lost[0],
+                key=leaf,
             )
 
 

@@ -116,7 +116,7 @@ def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
         kind_written = value["kind"] if isinstance(value, Mapping) else kind
         if isinstance(kind_written, str):
             message = f"unknown kind {kind!r}" + suggest(kind, kinds)
-            if not PLUGGED.isdisjoint(path) and not closest(kind, kinds):
+            if (not PLUGGED.isdisjoint(path) or path[-2:] == ("train", "schedule")) and not closest(kind, kinds):
                 message += "; is it in a plugin that is not loaded (`plugins`, COPE_SWEEP_PLUGINS)?"
         else:  # 1.10 is the number 1.1 in YAML
             hint = "; quote it" if isinstance(kind_written, int | float) else ""

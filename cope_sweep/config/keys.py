@@ -175,3 +175,8 @@ def flatten(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator
             yield name, ",".join(map(str, leaf))
         elif leaf is not None:
             yield name, leaf
+
+
+def value_at(flat: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of a flattened spec; of a part with options, such as `train.optimizer`, its kind."""
+    return flat.get(key, flat.get(f"{key}.kind", default))

@@ -99,6 +99,18 @@ def test_a_mapping_replaces_what_no_row_assigns_below_it():
     assert {(run.model.dim, run.model.position[0].p_max) for run in plan.runs} == {(16, 4), (16, 8)}
 
 
+@pytest.mark.parametrize(
+    ("axis", "assignment"),
+    [
+        ("train.optimizer: [adamw, muon]", "train={optimizer: {kind: muon, momentum: 0.5}, batch: 8}"),
+        ("train.tokens: [1000, 2000]", "train={steps: 7}"),
+    ],
+)
+def test_a_mapping_with_a_part_that_rows_decide_is_an_error(axis, assignment):
+    text = TEXT.replace("train.lr: [1e-3, 2e-3]", axis).replace("      train: {steps: 6}\n", "")
+    assert located(error_of(text, assignments=[assignment])) == ("no_effect", f"--set {assignment}", "")
+
+
 def test_a_plus_adds_a_row_to_those_of_the_axis():
     plan = expand(with_overrides(load(), assignments=["+model.position=[cope, rope]", "+train.lr=4e-3"]))
     labels = [tuple(row.labels.values()) for row in plan.rows]

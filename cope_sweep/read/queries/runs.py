@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from cope_sweep.api.runs import RUN_PREFIX, Attempt, Failure, ListRuns, RunDetail, RunLog
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.config.keys import flatten
+from cope_sweep.config.keys import flatten, value_at
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in
 from cope_sweep.read.queries.unknown import no_run
@@ -189,7 +189,7 @@ def _values(record: RunRecord, spec: Mapping[str, Any], keys: Iterable[str]) -> 
     """Key of a filter → value of the run. Values other than numbers and texts are left out."""
     values = {}
     for key in sorted(keys):
-        value = getattr(record, key) if key in VALUE_COLUMNS else spec.get(key, record.value(key))
+        value = getattr(record, key) if key in VALUE_COLUMNS else value_at(spec, key, record.value(key))
         if isinstance(value, (bool, int, float, str)):
             values[key] = value
     return values

@@ -10,7 +10,7 @@ from typing import Any
 
 from cope_sweep.api.runs import ListTried, Tried, TriedGroup, TriedValue
 from cope_sweep.config.filters import Filter, parse_filter
-from cope_sweep.config.keys import ENCODINGS_KEY, is_below, short_names
+from cope_sweep.config.keys import ENCODINGS_KEY, is_below, short_names, value_at
 from cope_sweep.config.run import default_of_field
 from cope_sweep.config.source import default_label
 from cope_sweep.frozen import metric_value
@@ -159,11 +159,15 @@ def _labels(key: str, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Run → its value of the key, with the values below it that differ: `cope, p_max=16`."""
     by_value: dict[str, list[str]] = {}
     for run_id, spec in specs.items():
-        by_value.setdefault(_text(spec.get(key)), []).append(run_id)
+        by_value.setdefault(_text(value_at(spec, key)), []).append(run_id)
     labels: dict[str, str] = {}
     for value, run_ids in by_value.items():
         below = {
-            run_id: {name[len(key) + 1 :]: each for name, each in specs[run_id].items() if is_below(name, key)}
+            run_id: {
+                name[len(key) + 1 :]: each
+                for name, each in specs[run_id].items()
+                if is_below(name, key) and name != f"{key}.kind"
+            }
             for run_id in run_ids
         }
         # A value that is a mapping has no text but those of its fields: `span=16`.

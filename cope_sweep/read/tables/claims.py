@@ -441,7 +441,10 @@ def claim_findings(plan: Plan, model: TableModel, declarations: Declarations | N
             )
             starts_ms = _starts_ms((rows[pair.better[0]], rows[pair.than[0]]) for pair in pairs)
             identity = claim.identity(model.primary.name, is_paired=model.paired)
-            declared = declared_text(identity, declarations, starts_ms)
+            # Results of earlier versions do not say whether the test in pairs was declared, too.
+            known = declarations or {}
+            is_older = identity not in known and claim.identity(model.primary.name) in known
+            declared = declared_text(identity, None if is_older else declarations, starts_ms)
             findings.append(replace(finding, declared=declared, note=" ".join(claim.note.split())))
     return tuple(findings)
 
@@ -524,7 +527,7 @@ def _outcome(pair: Pair, says: Says) -> Outcome:
 
 
 def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -> bool:
-    """No row of these pairs does better than a rule that does not solve the task."""
+    """Most seeds of every row of these pairs are stuck at a rule that does not solve the task."""
     cells = [pair.better.metrics[column.name] for pair in pairs]
     cells += [pair.than.metrics[than_column.name] for pair in pairs]
     return all(cell.mostly_stuck for cell in cells)

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from cope_sweep.api.runs import ListTried
+from cope_sweep.api.runs import ListRuns, ListTried
 from cope_sweep.read.queries import Queries
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import fail, finish, plan_of
@@ -72,6 +72,18 @@ def test_a_value_that_is_a_mapping_is_named_by_its_fields(store):
         for run in row.runs:
             finish(store, run, {ERROR: 1.0, "dense/loss": 1.0})
     assert ask(store, "model.position.cope.gate_bias").values == ["0", "span=3"]
+
+
+def test_a_part_with_options_is_named_by_its_kind_and_by_what_differs(store):
+    plan = plan_of(
+        grid={"train.optimizer": ["adamw", *({"kind": "muon", "momentum": number} for number in (0.5, 0.9))]}
+    )
+    for run in plan.runs:
+        finish(store, run, {ERROR: 1.0})
+    answer = ask(store, "train.optimizer=muon,adamw")
+    assert sorted(answer.values) == ["adamw", "muon, momentum=0.5", "muon, momentum=0.9"]
+    found = Queries(store).ask(ListRuns(filter=["train.optimizer=muon"])).runs
+    assert [run.values for run in found] == [{"train.optimizer": "muon"}] * 4
 
 
 def test_runs_that_are_not_finished_are_counted(store, tried):

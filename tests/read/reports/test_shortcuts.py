@@ -1,4 +1,4 @@
-"""Rules that do not solve a task, rows that score like one, and seeds that do no better."""
+"""Rules that do not solve a task, rows that score like one, and seeds that are stuck there."""
 
 from markupsafe import escape
 

@@ -112,6 +112,8 @@ def test_declared_before_and_after_the_runs(store, tmp_path):
     copy_runs(read_results(wider, other), results)
     assert declared(wider, results) == [before, after]
     assert pd.read_parquet(results.root / "copying.parquet").attrs == frame.attrs
+    paired = plan_of(claims=[CLAIM, LATER], seeds=[0, 1, 2], paired=True)
+    assert declared(paired, results) == ["not recorded", "not recorded"], "results of before pairs were part of a claim"
     frame.attrs = {}
     frame.to_parquet(results.root / "copying.parquet")
     assert declared(PLAN, results) == ["not recorded", "not recorded"]

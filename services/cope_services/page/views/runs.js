@@ -211,7 +211,8 @@ export function runs() {
       }
       const known = await learnKeys(found.loaded);
       const name = params.get("ablation");
-      const { primary } = ablations.includes(name) ? await get(at(["ablations", name])) : {};
+      // A scale may have another one.
+      const { primary } = ablations.includes(name) && !params.get("scale") ? await get(at(["ablations", name])) : {};
       const columns = columnsOf(params, found.loaded, primary);
       part("columns", JSON.stringify([columns, metricsOf(found.loaded), known]), () => {
         const open = chooser.querySelector("details")?.open ?? false;
