@@ -135,8 +135,7 @@ class PerplexityRequest(Body):
         Field(
             default=None,
             description="Texts for a model with a tokenizer: each gets an end-of-text token in front, so every token "
-            "is "
-            "scored. For other models: labels of the task's vocabulary, separated by spaces, including the answers.",
+            "is scored. For other models: labels of the task's vocabulary, separated by spaces, including the answers.",
         )
     )
     context: TokenCount | None = Field(

@@ -295,7 +295,8 @@ def probe(
 
     encodings, statistics = probe_checkpoint(
         folder, tokens=ids, text=typed, split=split, index=first_sequence or 0, count=count or 1, first=first,
-        marks=marks, seen_by=seen_by, layers=layers, heads=heads, load=load, out=output, html=html, svg=svg,
+        marks=marks, seen_by=seen_by, layers=layers or None, heads=heads or None, load=load, out=output, html=html,
+        svg=svg,
     )  # fmt: skip
     if as_json:
         print_json(statistics)

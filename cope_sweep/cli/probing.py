@@ -48,8 +48,8 @@ def probe_checkpoint(
     first: int | None,
     marks: list[str],
     seen_by: str | None,
-    layers: list[int],
-    heads: list[int],
+    layers: list[int] | None,
+    heads: list[int] | None,
     load: bool,
     out: Path | None,
     html: Path | None,
@@ -66,19 +66,10 @@ def probe_checkpoint(
     else:
         ids_of_sequences = [tokens if tokens is not None else predictor.encode(text or "").tolist()]
     sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in ids_of_sequences]
-    marks_of = [token_marks(predictor, tokens_T) for tokens_T in sequences]
-    selected = [
-        _select_marks(marks, known_marks, tokens_T) for known_marks, tokens_T in zip(marks_of, sequences, strict=True)
-    ]
-    queries = None
-    if seen_by is not None:
-        queries = [
-            _select_queries(seen_by, known_marks, tokens_T)
-            for known_marks, tokens_T in zip(marks_of, sequences, strict=True)
-        ]
-    statistics = head_statistics(
-        predictor, sequences, selected, seen_by=queries, layers=layers or None, heads=heads or None
-    )
+    known_marks = [(token_marks(predictor, tokens_T), tokens_T) for tokens_T in sequences]
+    selected = [_select_marks(marks, *known) for known in known_marks]
+    queries = None if seen_by is None else [_select_queries(seen_by, *known) for known in known_marks]
+    statistics = head_statistics(predictor, sequences, selected, seen_by=queries, layers=layers, heads=heads)
     try:
         _write_files(predictor, sequences[0], selected[0], statistics, layers, heads, out=out, html=html, svg=svg)
     except OSError as error:
@@ -91,7 +82,7 @@ def probe_checkpoint(
         "heads": [asdict(head) for head in statistics],
     }
     if load:
-        found = loads_of_heads(predictor, sequences, layers or None, heads or None)
+        found = loads_of_heads(predictor, sequences, layers, heads)
         summary["loads"] = [asdict(each) | {"load": each.load} for each in found]
     return _encoding_names(run), summary
 
@@ -146,8 +137,8 @@ def _write_files(
     tokens_T: np.ndarray,
     marks: dict[str, np.ndarray],
     statistics: list[HeadStatistics],
-    layers: list[int],
-    heads: list[int],
+    layers: list[int] | None,
+    heads: list[int] | None,
     *,
     out: Path | None,
     html: Path | None,
@@ -159,7 +150,7 @@ def _write_files(
     from cope_sweep.read.figures.heads import head_figures, page, picture  # matplotlib
 
     run = predictor.run
-    matrices = probe(predictor, tokens_T, layers or None, heads or None)
+    matrices = probe(predictor, tokens_T, layers, heads)
     labels = token_labels(predictor, tokens_T)
     if html:
         title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"

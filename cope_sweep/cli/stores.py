@@ -24,7 +24,7 @@ from cope_sweep.cli.options import (
     PlainGroup,
     StoreOpt,
 )
-from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
+from cope_sweep.cli.output import DAY_S, escaped, grid, make_console, print_json, print_table, size, writing_to
 from cope_sweep.errors import UserError, counted
 from cope_sweep.terminal import visible
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 DIFFERENT = 1
 """The exit code of `store check` if something differs or is damaged."""
-DAY_S = 86400.0
 RESUMED_STATUSES = ("stopped", "failed", "interrupted")
 
 app = typer.Typer(

@@ -79,15 +79,15 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
     plan, name = results.plan, question.figure
     declared = {figure.name: figure for figure in declared_figures(plan)}
     size = inches(question.size)
-    if name in declared and selects_nothing(question):
+    chosen = chosen_options(question)
+    if name in declared and not chosen:
         return replace(draw_declared(results, declared[name]), size=size, style=style)
     kinds = {kind: cls for kind, cls in FIGURES.items() if not cls.NEEDS_CHECKPOINT}
     if name in declared and name not in kinds:
-        chosen = next(iter(question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)))
         raise QueryError(
-            f"{name} is drawn as its file declares it; leave out --{chosen}, or name a kind: {', '.join(kinds)}",
+            f"{name} is drawn as its file declares it; leave out --{chosen[0]}, or name a kind: {', '.join(kinds)}",
             code="no_effect",
-            option=chosen,
+            option=chosen[0],
             figure=name,
             allowed=[],
         )
@@ -95,14 +95,13 @@ def draw_figure(results: Results, question: GetFigure, style: str | None = None)
         allowed = [*declared, *(kind for kind in kinds if kind not in declared)]
         message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"
         raise NotFoundError(message, figure=name[:80], allowed=allowed)
-    _check_options(kinds[name], name, question)
+    _check_options(kinds[name], name, chosen)
     data = kinds[name].undeclared().data(results, question)
     return Figure(name, plan.ablation.content.title, data, size, style)
 
 
-def _check_options(kind: type[FigureKind], name: str, question: GetFigure) -> None:
+def _check_options(kind: type[FigureKind], name: str, chosen: Sequence[str]) -> None:
     """Raise QueryError for an option about the content that the kind does not take."""
-    chosen = question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)
     if without_effect := [option for option in chosen if option not in kind.TAKES]:
         options = ", ".join(f"--{option}" for option in kind.TAKES)
         raise QueryError(
@@ -158,9 +157,9 @@ def _kind_of(plan: Plan, figure: str) -> type[FigureKind] | None:
     return kinds.get(figure) or FIGURES.get(figure)
 
 
-def selects_nothing(question: GetFigure) -> bool:
-    """Whether a question leaves all options about the content of the figure at their defaults."""
-    return not question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT)
+def chosen_options(question: GetFigure) -> list[str]:
+    """The options about the content of the figure that a question does not leave at their defaults."""
+    return list(question.model_dump(exclude_defaults=True, exclude=NOT_CONTENT))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,7 @@
 """Answers to the questions of `cope_sweep.api`, for the command line and the REST service."""
 
 from cope_sweep.read.queries.ablations import AblationFiles
-from cope_sweep.read.queries.plans import finished_run, measured_rates, plan_cost, recorded_plan, worker_groups
+from cope_sweep.read.queries.plans import finished_run, plan_cost, recorded_plan
 from cope_sweep.read.queries.queries import Queries, check_no_values
 
-__all__ = [
-    "AblationFiles", "Queries", "check_no_values", "finished_run", "measured_rates", "plan_cost", "recorded_plan",
-    "worker_groups",
-]  # fmt: skip
+__all__ = ["AblationFiles", "Queries", "check_no_values", "finished_run", "plan_cost", "recorded_plan"]

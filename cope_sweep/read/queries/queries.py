@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import os
 import re
@@ -61,12 +60,12 @@ from cope_sweep.config.source import composed
 from cope_sweep.errors import FigureError, NotFinishedError, NotFoundError
 from cope_sweep.read.figures.available import (
     available_figures,
+    chosen_options,
     draw_figure,
     drawn_lines,
     figure_path,
     fits,
     needs_checkpoint,
-    selects_nothing,
 )
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import AblationFiles
@@ -533,7 +532,7 @@ class Queries:
         """
         results = self.results(question.name, question.scale, question.set)
         plan, file_format = results.plan, question.format or "svg"
-        is_plain = selects_nothing(question) and not question.set and style is None
+        is_plain = not chosen_options(question) and not question.set and style is None
         if file_format == "svg" and is_plain and (kept := results.store.kept(plan)):
             saved_figure = kept.picture(question.figure)
             # A folder of results has no checkpoints, so its maps can only be shown as they were drawn.
@@ -569,9 +568,7 @@ class Queries:
 
     def export(self, question: ExportRuns, file: IO[bytes]) -> None:
         """Write all matching runs, or their curves, to a file, a few at a time."""
-        from cope_sweep.read.tables.export import write_runs
-
-        write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
+        file.writelines(self.export_chunks(question))
 
     def export_chunks(self, question: ExportRuns) -> Iterator[bytes]:
         """The file of `export` in pieces, each made when it is asked for."""
@@ -581,9 +578,7 @@ class Queries:
 
     @_answer.register
     def _export(self, question: ExportRuns) -> bytes:
-        file = io.BytesIO()
-        self.export(question, file)
-        return file.getvalue()
+        return b"".join(self.export_chunks(question))
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 

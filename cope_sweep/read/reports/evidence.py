@@ -53,6 +53,7 @@ from cope_sweep.read.tables.model import TASK, TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES, ParquetStore
+from cope_sweep.store.results_file import file_name
 
 MOST_COMMANDS = 3
 """The most commands that are not folded."""
@@ -116,12 +117,12 @@ class Evidence:
     @property
     def provenance(self) -> Provenance:
         """Commits, versions, machines and commands of the finished runs."""
-        return provenance([self.runs])
+        return provenance(self.runs)
 
     @property
     def stem(self) -> str:
         """The start of its file names: `<ablation>.<scale>`, or the ablation's name alone."""
-        return f"{self.plan.name}.{self.scale}" if self.scale else self.plan.name
+        return Path(file_name(self.plan)).stem
 
     @property
     def scale_description(self) -> str:

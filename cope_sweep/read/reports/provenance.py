@@ -12,7 +12,7 @@ import pandas as pd
 
 UNKNOWN = "not recorded"
 PROVENANCE_COLUMNS = [
-    "run_id", "status", "seed", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
+    "status", "seed", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
 """Columns of a frame of `reports.files` about provenance."""
@@ -64,10 +64,9 @@ class Provenance:
         )
 
 
-def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
-    """Provenance of the finished runs in frames of `reports.files`. A run in several frames counts once."""
-    needed = [frame.reindex(columns=PROVENANCE_COLUMNS).astype(object) for frame in frames]
-    runs = pd.concat(needed).drop_duplicates("run_id")
+def provenance(frame: pd.DataFrame) -> Provenance:
+    """Provenance of the finished runs in a frame of `reports.files`."""
+    runs = frame.reindex(columns=PROVENANCE_COLUMNS).astype(object)
     finished = runs[runs["status"] == "finished"]
     lines = finished.where(finished.notna(), None).to_dict("records")
     return Provenance(

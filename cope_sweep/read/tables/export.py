@@ -8,7 +8,7 @@ runs. It has one line per run, with the columns
     attempt, step, steps, created_ms, updated_ms, ended_ms, message
     <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
 
-`write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object per line. A
+`run_chunks` has the file of them, or of the curves: Parquet, CSV or JSON. JSON is a list with one object per line. A
 missing value is empty in CSV and null in JSON, where NaN and infinity are null, too. CSV has no lists, so the sweeps of
 a run are joined by spaces. An apostrophe in front of a text in CSV keeps spreadsheets from reading it as a formula.
 """
@@ -114,20 +114,11 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def write_runs(store: Store, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> None:
-    """Write the runs that match a query, or their curves, to an open file in one of `WRITERS`.
-
-    The query's limit and offset are ignored. Raises QueryError, StoreError, OSError.
-    """
-    schema, batches = curve_batches(store, query) if curves else run_batches(store, query)
-    for _ in WRITERS[output_format](schema, batches, file):
-        pass
-
-
 def run_chunks(store: Store, query: RunQuery, output_format: str, *, curves: bool = False) -> Iterator[bytes]:
-    """The file of `write_runs` in pieces of a batch, each made when it is asked for.
+    """The file, in one of `WRITERS`, of the runs that match a query, or of their curves, in pieces of a batch.
 
-    Raises QueryError and StoreError at once; the iterator may raise StoreError.
+    Each is made when it is asked for. The query's limit and offset are ignored. Raises QueryError and StoreError at
+    once; the iterator may raise StoreError.
     """
     schema, batches = curve_batches(store, query) if curves else run_batches(store, query)
 

@@ -97,9 +97,6 @@ class _InferenceMetrics(Collector):
             sum_value=counts.windows,
         )
 
-    def describe(self) -> Iterable[Metric]:
-        return self.collect()
-
 
 class _WorkMetrics(Collector):
     def __init__(self, queues: WorkQueues) -> None:
@@ -115,9 +112,6 @@ class _WorkMetrics(Collector):
             for work, queue in self.queues.items():
                 family.add_metric([work], getattr(queue, name))
             yield family
-
-    def describe(self) -> Iterable[Metric]:
-        return self.collect()
 
 
 class Measurement:

@@ -88,9 +88,11 @@ export async function dataUrl(path) {
   });
 }
 
-/** Save a file under a name. A link could not send the key. */
+/** Save a file under a name, or say why not. A link could not send the key. */
 export async function download(path, name) {
-  const url = URL.createObjectURL(await (await request(path)).blob());
+  const blob = await request(path).then((response) => response.blob()).catch((error) => alert(error.message));
+  if (!blob) return;
+  const url = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = url;
   link.download = name;

@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "rect"]);
+const isShown = (value) => value !== null && value !== undefined && value !== false;
 
 /**
  * An element: h("a", {href: "#/"}, "text", child). `onclick: f` adds a listener, `style: {color: "red"}` sets single
@@ -10,13 +11,13 @@ const SVG_TAGS = new Set(["svg", "path", "rect"]);
 export function h(tag, attributes = {}, ...children) {
   const node = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (!isShown(value)) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
     else if (name === "value" || name === "checked" || name === "indeterminate") node[name] = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(3).filter(isShown));
   return node;
 }
 
@@ -24,7 +25,7 @@ export function h(tag, attributes = {}, ...children) {
 export function replace(container, ...children) {
   const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   const scrolled = container.scrollLeft;
-  container.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  container.replaceChildren(...children.flat(3).filter(isShown));
   container.scrollLeft = scrolled;
   if (key !== undefined) container.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }

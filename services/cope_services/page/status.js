@@ -84,7 +84,7 @@ export const scaleName = (scale) => scale || "base";
 /** The scales of an ablation as options: [[value of the address, text], …]. */
 export const scaleOptions = (scales) => ["", ...scales].map((scale) => [scaleName(scale), scaleName(scale)]);
 
-/** {scale, sets} of an ablation that the address asks for; else those to open. */
+/** {scale, sets} of an ablation that the address asks for; else those to open, with their counts if a run has begun. */
 export function askedSize(params, ablation) {
   const [asked, sets] = [params.get("scale"), params.getAll("set")];
   if (asked === null && !sets.length) return fullestSize(ablation);

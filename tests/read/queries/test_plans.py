@@ -4,7 +4,7 @@ import pytest
 
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of, with_overrides
 from cope_sweep.config.estimate import RAY_START_S, run_flops, shape_of
-from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
+from cope_sweep.read.queries.plans import measured_rates, plan_cost, worker_groups
 from cope_sweep.store import Lease, Store, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE

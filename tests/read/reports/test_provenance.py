@@ -30,7 +30,7 @@ def test_provenance_is_that_of_the_sweeps(store):
     results = read_results(plan, store)
     records = {i: each.model_copy(update={"sweep_id": sweep.sweep_id}) for i, each in results.records.items()}
     frame = run_frame(results.plan, records, results.store)
-    found = provenance([frame, frame])
+    found = provenance(frame)
     assert found.commits == ("abc",)
     assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
     assert found.machines == ("cpu, 2 threads; A processor, 4 cores; Linux",)

@@ -13,7 +13,7 @@ from cope_sweep.read.tables.export import (
     csv_column,
     curve_batches,
     run_batches,
-    write_runs,
+    run_chunks,
 )
 from cope_sweep.read.tables.render import csv_text, without_formula
 from cope_sweep.records import Event
@@ -179,9 +179,7 @@ def filled(store):
 
 
 def exported(store, output_format, query=EVERY, **options):
-    file = io.BytesIO()
-    write_runs(store, query, output_format, file, **options)
-    return file.getvalue()
+    return b"".join(run_chunks(store, query, output_format, **options))
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])

@@ -15,6 +15,7 @@ const FORMATS = [
   ["CSV", "csv", "csv"],
   ["LaTeX", "latex", "tex"],
   ["Markdown", "markdown", "md"],
+  ["Runs (CSV)", "csv", "csv", { runs: true }],
 ];
 
 const COMMITTED = "Results of this repository; you have not trained this yet.";
@@ -93,20 +94,12 @@ function downloads(name, { scale, sets }, committed) {
     download(
       at(["ablations", name, "table"], { format, scale, set: sets, committed, ...extra }),
       `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
-    ).catch((error) => alert(error.message));
+    );
   return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
-    FORMATS.map(([text, format, suffix]) =>
-      h("button", { type: "button", class: "quiet", "data-key": text, onclick: save(format, suffix) }, text),
-    ),
-    h("button", {
-        type: "button",
-        class: "quiet",
-        "data-key": "runs csv",
-        title: "CSV with a line for each run",
-        onclick: save("csv", "csv", { runs: true }),
-      },
-      "Runs (CSV)",
-    ),
+    FORMATS.map(([text, format, suffix, extra]) => {
+      const title = extra && "CSV with a line for each run";
+      return h("button", { type: "button", class: "quiet", "data-key": text, title, onclick: save(format, suffix, extra) }, text);
+    }),
   );
 }
 

@@ -20,7 +20,7 @@ const picture = (alt, src) =>
 function figure({ name, title, kind, formats }, file, url) {
   const text = title || name;
   const button = (format) => {
-    const save = () => download(url(format), `${file}.${format}`).catch((error) => alert(error.message));
+    const save = () => download(url(format), `${file}.${format}`);
     const label = format.toUpperCase();
     return h("button", { type: "button", class: "quiet", "aria-label": `${text} as ${label}`, onclick: save }, label);
   };

@@ -102,9 +102,8 @@ async function lossesOf(path, asked) {
 
 /** What a card shows beside its counts: {size, table, curves, claims} of the size that opens with it. */
 async function resultsOf(ablation) {
-  const { scale, sets } = askedSize(new URLSearchParams(), ablation);
+  const { scale, sets, counts = {} } = askedSize(new URLSearchParams(), ablation);
   const own = { scale, set: sets };
-  const counts = sizes(ablation).find((each) => each.scale === scale && JSON.stringify(each.sets) === JSON.stringify(sets))?.counts ?? {};
   const [table, curves, claims] = await Promise.all([
     counts.finished
       ? get(at(["ablations", ablation.name], own)).then(async ({ reference }) => {

@@ -81,7 +81,7 @@ export async function checkpoint(run) {
   if (run.status !== "finished") return empty("A checkpoint can be downloaded when the run is finished.");
   const { files } = await get(at(["runs", run.run_id, "checkpoint"]));
   const rows = files.map((file) => {
-    const save = () => download(file.url, file.name).catch((error) => alert(error.message));
+    const save = () => download(file.url, file.name);
     const button = h("button", { type: "button", class: "quiet", "aria-label": `Download ${file.name}`, onclick: save },
       "Download",
     );
