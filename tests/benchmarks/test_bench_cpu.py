@@ -57,6 +57,32 @@ def test_the_readme_quotes_stored_measurements(file):
         assert re.search(rf"^\| {re.escape(what)} \|.* {goal.sign} {goal.limit:g}\b", table, re.MULTILINE), what
 
 
+def test_both_readmes_quote_the_stored_training_steps():
+    rows = json.loads((README.parent / "results" / "step-avx512.json").read_text())["rows"]
+    sizes = ("2 layers × 128, T 511", "quick start: 2 layers × 64, T 40")
+
+    def ratios(alternative):
+        return [rows[f"{size}: {alternative}"]["÷ ours"] for size in sizes]
+
+    table = README.read_text("utf-8").partition("## Training steps")[2].partition("*Plain PyTorch*")[0]
+    quoted = dict(re.findall(r"^\| (.+?) \| (\d\.\d\d \| \d\.\d\d) \|$", table, re.MULTILINE))
+    names = {"ours, RoPE": "RoPE"} | {f"{of}, RoPE": f"{of}, RoPE" for of in ("plain PyTorch", "x-transformers")}
+    names |= {name: name for name in ("plain PyTorch, no positions", "x-transformers, CoPE")}
+    assert {name: [float(number) for number in text.split(" | ")] for name, text in quoted.items()} == {
+        name: pytest.approx(ratios(alternative), abs=0.0051) for name, alternative in names.items()
+    }
+    sentence = re.search(
+        r"takes ([\d.]+) of the time of plain PyTorch .*?, and a third of\s+x-transformers' CoPE; at the quick start's "
+        r"size it takes ([\d.]+) and ([\d.]+)\.",
+        (README.parents[2] / "README.md").read_text("utf-8"),
+    )
+    (plain, plain_small), (theirs, theirs_small) = ratios("plain PyTorch, no positions"), ratios("x-transformers, CoPE")
+    assert [float(number) for number in sentence.groups()] == pytest.approx(
+        [1 / plain, 1 / plain_small, 1 / theirs_small], abs=0.0051
+    )
+    assert 1 / theirs == pytest.approx(1 / 3, abs=0.05)
+
+
 @pytest.mark.parametrize("limit", [20_000, 5])
 def test_a_command_keeps_what_was_measured_and_a_missed_goal_is_exit_code_1(limit, tmp_path, monkeypatch):
     monkeypatch.setitem(GOALS, "data", {"size": Goal("≤", limit, "B"), "a: speed": Goal("≥", 2), "other": Goal("≤", 1)})
