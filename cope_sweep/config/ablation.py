@@ -471,7 +471,7 @@ class Claim(Frozen):
         return None if self.margin is None else margin_value(self.margin, mean, scale)
 
     def identity(self, primary: str, *, is_paired: bool = False) -> str:
-        """16 hex digits of what is claimed, not of its wording: what it says of which rows, by which column and test.
+        """16 hex digits that stand for what is claimed, whatever its wording: rows, direction, column and test.
 
         The margin belongs to it where the verdict depends on it. `primary` is the metric that decides where the claim
         names none. `is_paired`: the ablation compares runs in pairs, so that another p decides.

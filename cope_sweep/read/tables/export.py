@@ -8,7 +8,7 @@ runs. It has one line per run, with the columns
     attempt, step, steps, created_ms, updated_ms, ended_ms, message
     <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
 
-`run_chunks` has the file of them, or of the curves: Parquet, CSV or JSON. JSON is a list with one object per line. A
+`run_chunks` makes a file of runs, or of their curves: Parquet, CSV or JSON. JSON is a list with one object per line. A
 missing value is empty in CSV and null in JSON, where NaN and infinity are null, too. CSV has no lists, so the sweeps of
 a run are joined by spaces. An apostrophe in front of a text in CSV keeps spreadsheets from reading it as a formula.
 """

@@ -1,8 +1,7 @@
 """The errors of simple rules that do not solve a task, by which runs are judged.
 
 The rules are the most frequent answer and the task's shortcuts (`Task.shortcut_errors`). A run is stuck on a test set
-if its error is at least `1 - NEAR` times that of the best rule. So a run is judged by its task, not by the other runs
-of its row.
+if its error is at least `1 - NEAR` times the best rule's error. So the task decides, not the other runs of the row.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cope_sweep.api.tables import Verdict, VerdictWord
 from cope_sweep.config.ablation import margin_value
@@ -68,9 +68,10 @@ def verdicts(
     for name, than in model.references.items():
         if only not in (None, name):
             continue
-        if only is None and len(_rows_without_metric(model, rows[name], rows[than])) == 2:
+        lacking = _rows_without_metric(model, rows[name], rows[than])
+        if only is None and len(lacking) == 2:
             continue
-        yield _verdict(results, model, rows[name], rows[than], margin, declared.get(frozenset((name, than))))
+        yield _verdict(results, model, rows[name], rows[than], lacking, margin, declared.get(frozenset((name, than))))
 
 
 def _declared(results: Results, model: TableModel) -> dict[frozenset[str], str]:
@@ -94,15 +95,21 @@ def _rows_without_metric(model: TableModel, *rows: TableRow) -> list[TableRow]:
 
 
 def _verdict(
-    results: Results, model: TableModel, row: TableRow, other: TableRow, margin: str | None, declared: str | None
+    results: Results,
+    model: TableModel,
+    row: TableRow,
+    other: TableRow,
+    lacking: Sequence[TableRow],
+    margin: str | None,
+    declared: str | None,
 ) -> Verdict:
+    """The verdict on `row` against `other`; `lacking`: those of both that do not have the primary metric."""
     cell, other_cell = (each.metrics[model.primary.name] for each in (row, other))
     comparison = cell.comparison or Comparison(other.row, model.difference(cell, other_cell), DESCRIPTIVE)
     test, compared = comparison.difference, model.family_sizes[row.row]
     width = _margin(margin, other_cell)
     missing = runs_without_values((row, model.primary.name), (other, model.primary.name))
     unfinished = [run_id for run_id, status in missing.items() if status != "finished"]
-    lacking = _rows_without_metric(model, row, other)
     needed: int | None = 0
     if not lacking and (math.isnan(test.p) or comparison.verdict == DESCRIPTIVE):
         needed = least_seeds(compared, is_paired=model.paired)

@@ -220,7 +220,7 @@ def test_runs_are_filtered_searched_and_loaded_page_by_page(visitor: Visitor, si
     page.get_by_role("button", name="Remove train.steps=7").click()
     page.get_by_text("38 of 38 runs").wait_for()
     page.get_by_role("button", name="Remove model.position=cope").click()
-    page.get_by_label("Search runs").fill("TINY abs")  # that of a sweep
+    page.get_by_label("Search runs").fill("TINY abs")  # an ablation, and a row
     page.get_by_text("1 of 1 run", exact=True).wait_for()
     assert page.url.endswith("#/runs?search=TINY+abs")
     page.get_by_label("Search runs").fill(f"{site.sample.ids[2][:6]} diverged")  # an id, and a message
