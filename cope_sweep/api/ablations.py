@@ -15,15 +15,21 @@ MAX_CURVE_ROWS = 1_000
 # -- the list, and one ablation ----------------------------------------------------------------------------------------
 
 
-class ScaleSummary(Answer):
-    """The number of an ablation's runs at a scale."""
+class RunCounts(Answer):
+    """The number of some runs of an ablation."""
 
     runs: int
     finished: int
     counts: Counts = {}
 
 
-class VariantSummary(ScaleSummary):
+class ScaleSummary(RunCounts):
+    """The number of an ablation's runs at a scale."""
+
+    same_runs: bool = Field(default=False, description="The ablation has the same runs without a scale.")
+
+
+class VariantSummary(RunCounts):
     """Runs of an ablation that sweeps have trained with other values: `table?set=KEY=VALUE` is about them."""
 
     scale: str | None

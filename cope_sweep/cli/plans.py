@@ -60,7 +60,10 @@ def list_ablations(
             )
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
             finished = f"{entry.finished}/{entry.runs}"
-            scales = [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
+            scales = [
+                name if at_scale.same_runs else f"{name} {at_scale.finished}/{at_scale.runs}"
+                for name, at_scale in entry.at_scales.items()
+            ]
             scales += [
                 f"{NamedFiles.written(variant.scale, variant.sets)} {variant.finished}/{variant.runs}"
                 for variant in entry.variants

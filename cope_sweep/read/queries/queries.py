@@ -328,7 +328,7 @@ class Queries:
             "hypothesis": content.hypothesis.strip(),
             "reproduces": content.reproduces,
             "scales": list(content.scales),
-            "at_scales": {scale: self._scale_summary(runs) for scale, runs in scales.items()},
+            "at_scales": {scale: self._scale_summary(runs, run_ids) for scale, runs in scales.items()},
             "rows": len(plan.rows),
             "seeds": len(content.row_seeds),
             "runs": len(run_ids),
@@ -351,9 +351,10 @@ class Queries:
         recorded = self.recorded(name)
         return None if recorded is None else recorded.sweep_id
 
-    def _scale_summary(self, runs: list[str]) -> ScaleSummary:
-        counts = self.store.index.status_counts(runs)
-        return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
+    def _scale_summary(self, runs: list[str], own: list[str]) -> ScaleSummary:
+        """The runs at a scale; `own` are those without one."""
+        counts, same_runs = self.store.index.status_counts(runs), set(runs) == set(own)
+        return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts, same_runs=same_runs)
 
     @_answer.register
     def _curves_of_plan(self, question: GetCurves) -> CurvePage:

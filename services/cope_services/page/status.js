@@ -98,9 +98,12 @@ export function setsOptions(ablation, { scale, sets }) {
   return known.length ? [[], ...known].map((each) => [JSON.stringify(each), setsText(each) || "as in the file"]) : null;
 }
 
-/** The counts of runs of an ablation by size: [{scale, sets, counts}], the file as it is ("") first, then those with other values. */
+/**
+ * The counts of runs of an ablation by size: [{scale, sets, counts}], the file as it is ("") first, then those with other values.
+ * `same_runs`: they are those of the file as it is.
+ */
 export function sizes({ counts, scales, at_scales: atScales, variants }) {
-  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, sets: [], counts: atScales[scale].counts }));
+  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ ...atScales[scale], scale, sets: [] }));
   return [{ scale: "", sets: [], counts }, ...scaled, ...variants.map((each) => ({ ...each, scale: each.scale ?? "" }))];
 }
 

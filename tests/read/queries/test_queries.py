@@ -62,11 +62,13 @@ def ids(plan):
 
 def test_the_runs_of_each_scale_are_counted(used, folder):
     text = (folder / "good.yaml").read_text()
-    (folder / "good.yaml").write_text(text + "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}}\n")
+    scales = "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}, own: {description: The same.}}\n"
+    (folder / "good.yaml").write_text(text + scales)
     _, good = used.ask(ListAblations())
-    assert {scale: (each.runs, each.finished) for scale, each in good.at_scales.items()} == {
-        "first": (3, 1),
-        "deep": (2, 0),
+    assert {scale: (each.runs, each.finished, each.same_runs) for scale, each in good.at_scales.items()} == {
+        "first": (3, 1, False),
+        "deep": (2, 0, False),
+        "own": (6, 1, True),
     }
     (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
     _, faulty = used.ask(ListAblations())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from cope_sweep.read.queries.claims import with_deciding
 from tests.helpers.claims import claim_result
-from tests.helpers.sample_store import API
+from tests.helpers.sample_store import API, serving
 from tests.services.page import page_site
-from tests.services.page.page_site import Visitor
+from tests.services.page.page_site import Site, Visitor
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    from playwright.sync_api import BrowserContext, Route
 
 pytestmark = page_site.IN_A_BROWSER
 
@@ -43,6 +44,25 @@ def test_a_claim_of_several_reports_counts_once_as_the_report_says_that_decides(
         "Table 2 · copy · one recipe, 2 layers of 64, hardware follows the row: many decides",
         "Table 7 · copy · one recipe, 2 layers of 64: many decides",
     ]  # fmt: skip
+
+
+def test_a_card_has_its_results_when_it_is_seen(context: BrowserContext, site: Site, tmp_path: Path) -> None:
+    sample = site.sample.copy_to(tmp_path / "copy")
+    text = (sample.ablations / "tiny.yaml").read_text()
+    same = text.replace("scales:\n", "scales:\n  own: {description: The same runs.}\n")
+    for number in range(30):
+        (sample.ablations / f"z{number:02}.yaml").write_text(same.replace("Selective copy", f"Copy {number}"))
+    with serving(sample.settings()) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations", ".leaders")
+        last = page.locator("ul.ablations > li", has_text="Copy 29,")
+        assert last.locator(".leaders").count() == 0
+        last.scroll_into_view_if_needed()
+        last.locator(".leaders").wait_for()
+        assert last.locator(".leaders dt").all_inner_texts()[0] == "In-dist. (%)"
+        assert "1 claim" in last.locator(".sizes").inner_text()
+        assert last.locator(".sizes a").all_inner_texts() == ["base, own"]  # once, though two scales have these runs
+        assert visitor.problems == []
 
 
 def test_a_claim_is_within_a_narrow_screen(visitor: Visitor) -> None:

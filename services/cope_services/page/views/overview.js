@@ -21,17 +21,17 @@ const tagOf = (reproduces) => reproduces.match(/^(Tables?|Figures?) \d[^,]*/)?.[
 const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: reproduces }, tagOf(reproduces));
 
 /** What a size is at; a word, because a bar does not tell them apart. `active`: sweeps that have not ended. */
-function stateOf({ name }, { scale, sets, counts }, active) {
+function stateOf({ name }, scales, { sets, counts }, active) {
   if (counts.running) return "training";
   if ((counts.finished ?? 0) + (counts.stopped ?? 0) === total(counts)) return "finished";
-  const isOf = (each) => each.ablation === name && (each.scale ?? "") === scale && JSON.stringify(each.sets) === JSON.stringify(sets);
+  const isOf = (each) => each.ablation === name && scales.includes(each.scale ?? "") && JSON.stringify(each.sets) === JSON.stringify(sets);
   return active.some(isOf) ? "waiting" : "incomplete";
 }
 
-/** A line for each size: its name, how far it is, and the verdicts on its claims. */
-function sizeLine(ablation, size, claims, active) {
-  const [{ name, scales }, { scale, sets, counts }, state] = [ablation, size, stateOf(ablation, size, active)];
-  const label = [scales.length && scaleName(scale), setsText(sets)].filter(Boolean).join(": ");
+/** A line for each size: its name, how far it is, and the verdicts on its claims. `others`: the names of scales with the same runs. */
+function sizeLine(ablation, size, others, claims, active) {
+  const [{ name, scales }, { scale, sets, counts }, state] = [ablation, size, stateOf(ablation, [size.scale, ...others], size, active)];
+  const label = [scales.length && [scaleName(scale), ...others].join(", "), setsText(sets)].filter(Boolean).join(": ");
   const text = label && h("a", { href: link(["ablations", name], sizeParams({ scale, sets })), "data-key": `${name} ${label}` }, label);
   return h("li", {},
     h("span", {}, text, " ", h("span", { class: `stage ${state}` }, state)),
@@ -91,7 +91,7 @@ function sparkline(rows) {
   );
 }
 
-const CARDS = 6; // the newest ablations, whose results are on their cards: each takes a few requests
+const CARDS = 6; // the newest ablations, whose results are read before a card is drawn; those of others when they are seen
 const MOST_CURVES = 20; // rows of a small curve
 
 /** The losses of the first rows; null before a run has logged one. */
@@ -119,8 +119,10 @@ async function resultsOf(ablation) {
 
 function own(ablation, { size: shown, table, curves, claims = [] } = {}, active) {
   const { name, title, error, newest_ms: newest } = ablation;
-  const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
-  return h("li", {},
+  const all = error ? [] : sizes(ablation);
+  const trained = all.filter(({ counts, same_runs: isSame }) => begun(counts) && !isSame);
+  const same = all.filter((size) => size.same_runs).map(({ scale }) => scale);
+  return h("li", { "data-name": trained.length > 0 && name },
     h("div", { class: "what" },
       h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
       h("small", {}, name, " ", tag(ablation)),
@@ -129,7 +131,7 @@ function own(ablation, { size: shown, table, curves, claims = [] } = {}, active)
     error && h("p", { class: "bad" }, error),
     table && bestRows(table),
     curves && sparkline(curves.rows),
-    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, shown === JSON.stringify([size.scale, size.sets]) ? claims : [], active))),
+    trained.length > 0 && h("ul", { class: "sizes" }, trained.map((size) => sizeLine(ablation, size, size === all[0] ? same : [], shown === JSON.stringify([size.scale, size.sets]) ? claims : [], active))),
     !error && !trained.length && h("small", {}, `${plural(total(ablation.counts), "run")}, not started`),
   );
 }
@@ -188,6 +190,13 @@ export function overview() {
   const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
   const ask = askField();
   ask.hidden = true; // until something was tried
+  const results = new Map(); // name of an ablation → what its card shows
+  let changed = 0; // how often these have changed
+  const inView = new Set(); // the names of those whose cards are on the screen
+  const watched = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) inView[isIntersecting ? "add" : "delete"](target.dataset.name);
+    if ([...inView].some((name) => !results.has(name))) dispatchEvent(new Event("routechange")); // which reads them
+  });
 
   /** The verdicts that come with the files: a line for each table of the paper, which opens. */
   async function drawClaims(query) {
@@ -226,13 +235,18 @@ export function overview() {
       const query = (params.get("q") ?? "").trim();
       const sorted = ablations.filter(({ name, title, reproduces }) => hasWords([name, title, reproduces].join(" "), query)).sort(order);
       const [first, rest] = [sorted.filter(isOwn), sorted.filter((each) => !isOwn(each))];
-      const cards = first.filter((each) => !each.error && isTrained(each)).slice(0, CARDS);
+      const trained = first.filter((each) => !each.error && isTrained(each));
+      const cards = results.size ? trained.filter(({ name }) => inView.has(name)) : trained.slice(0, CARDS);
       // A card without its results is better than none: what is wrong stands on the page of the ablation.
       const drawn = await Promise.all(cards.map((each) => resultsOf(each).catch(() => ({}))));
-      const results = new Map(cards.map(({ name }, i) => [name, drawn[i]]));
+      cards.forEach(({ name }, i) => {
+        if (JSON.stringify(drawn[i]) === JSON.stringify(results.get(name))) return;
+        results.set(name, drawn[i]);
+        changed += 1;
+      });
       const now = running.sweeps.filter(isActive);
       const ids = now.map((each) => each.sweep_id);
-      part("list", JSON.stringify([query, ablations, drawn, finished.total, ids, Math.floor(Date.now() / 60_000)]), () => {
+      part("list", JSON.stringify([query, ablations, changed, finished.total, ids, Math.floor(Date.now() / 60_000)]), () => {
         ask.hidden = !finished.total;
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         replace(
@@ -242,13 +256,16 @@ export function overview() {
               "There are no ablation files. Write one into the folder that `cope-sweep serve --ablations` names; this page shows it at once.",
             ),
           ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
-          !finished.total && !cards.length && !query && ablations.length > 0 && WELCOME,
+          !finished.total && !trained.length && !query && ablations.length > 0 && WELCOME,
           first.length > 0 && section("Your ablations", { id: "own" },
             h("ul", { class: "ablations" },
               first.map((each) => own(each, results.get(each.name), now)),
             ),
           ),
         );
+        watched.disconnect();
+        inView.clear(); // until the new cards are seen
+        mine.querySelectorAll("li[data-name]").forEach((card) => watched.observe(card));
         replace(library, rest.length > 0 && section("Library", { id: "library" }, h("ul", { class: "library" }, rest.map(shipped))));
       });
       part("active", JSON.stringify(now), () =>
@@ -265,5 +282,6 @@ export function overview() {
       );
       await drawClaims(query);
     },
+    close: () => watched.disconnect(),
   };
 }
