@@ -335,8 +335,9 @@ class ClaimedRow(Labelled, Protocol):
 
 
 def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
-    """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no pair of rows."""
-    names = [metric.name for metric in loaded.content.metrics]
+    """Raises SpecError for a claim by which no rows are tested: about no such column, or, without a scale, no pair."""
+    columns = {metric.name: metric for metric in loaded.content.metrics}
+    names = list(columns)
     for index, claim in enumerate(loaded.content.claims):
         better, than = claim.columns(loaded.content.primary_metric.name)
         for column, key in ((better, "metric" if claim.variant is None else "variant"), (than, "than_variant")):
@@ -344,6 +345,9 @@ def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
                 message = f"the table has no column {column!r}{suggest(column, names)}"
                 place: KeyPath = ("claims", index, key)
                 raise loaded.source.error(place, message, "unknown_column", column=column, allowed=names)
+            if not columns[column].compared:
+                message = f"rows are not tested by {column!r}, which has `compared: false`; remove that, or the claim"
+                raise loaded.source.error(("claims", index), message, "not_compared", column=column)
         if loaded.unchanged is not None:
             continue  # a scale or --set may have other rows
         sides = {"better": [r for r in rows if index in r.better], "than": [r for r in rows if index in r.than]}
@@ -519,9 +523,10 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
 
 
 def validation_metric(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> str:
-    """The quantity of the primary metric on the validation set, where all of `runs` evaluate one; else that metric."""
+    """The primary metric on the validation set, of the same variant, where all of `runs` evaluate one; else itself."""
     primary = loaded.content.measured_metric.name
-    wanted = f"{VALIDATION}/{primary.rpartition('/')[2]}"
+    test_set, _, quantity = primary.rpartition("/")
+    wanted = "/".join(filter(None, (test_set.rpartition("/")[0], VALIDATION, quantity)))
     return wanted if runs and all(wanted in run.metrics for run in runs) else primary
 
 

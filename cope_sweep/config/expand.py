@@ -102,7 +102,7 @@ class Plan:
         chosen = [
             (key, chooser.metric) for key, chooser in choosers if chooser is not None and chooser.metric is not None
         ]
-        return tuple((key, name) for key, name in chosen if name in reported and name.split("/")[0] != VALIDATION)
+        return tuple((key, name) for key, name in chosen if name in reported and VALIDATION not in name.split("/"))
 
     @property
     def is_drawn(self) -> bool:

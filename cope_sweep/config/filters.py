@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cope_sweep.errors import InvalidValue
@@ -32,6 +32,8 @@ class Filter:
     key: str
     operator: Operator
     value: bool | int | float | str
+    typed: str | None = field(default=None, compare=False)
+    """The value as it was typed: a label may look like a number. None: it was quoted, or not typed."""
 
 
 def parse_filter(text: str) -> Filter:
@@ -48,7 +50,8 @@ def parse_filter(text: str) -> Filter:
         )
     operator = "=" if match["operator"] == "==" else match["operator"]
     key = match["key"].strip()
-    return Filter(key, operator, _value(key, match["value"].strip()))  # type: ignore[arg-type]  # matched
+    text = match["value"].strip()
+    return Filter(key, operator, _value(key, text), text)  # type: ignore[arg-type]  # matched
 
 
 def _value(key: str, text: str) -> bool | int | float | str:

@@ -102,7 +102,7 @@ def _values(plan: Plan, row: Row) -> Values:
 def _meets(values: Sequence[bool | int | float | str], condition: Filter) -> bool:
     wanted = condition.value
     if condition.operator in ("=", "!="):
-        is_equal = any(_is_same(value, wanted) for value in values)
+        is_equal = any(_is_same(value, wanted) or value == condition.typed for value in values)
         return is_equal == (condition.operator == "=")
     return any(_is_number(value) and OPERATORS[condition.operator](value, wanted) for value in values)
 

@@ -112,7 +112,8 @@ class ParquetStore(Store):
         super().__init__(location)
         self._known: tuple[object, list[ResultsFile]] = None, []
         """The state of the folder in which the files were found, and the files."""
-        self._indexed: tuple[object, Index] | None = None
+        self._indexed: tuple[object, Index, dict[str, SweepRecord]] | None = None
+        """The state of the folder in which the index was made, the index, and its sweeps."""
         self._lock = RLock()
 
     @property
@@ -135,13 +136,15 @@ class ParquetStore(Store):
         with self._lock:
             state = self.state()
             if self._indexed is None or self._indexed[0] != state:
-                self._indexed = state, self._make_index()
+                sweeps: dict[str, SweepRecord] = {}
+                self._indexed = state, self._make_index(sweeps), sweeps
             return self._indexed[1]
 
-    def _make_index(self) -> Index:
+    def _make_index(self, sweeps: dict[str, SweepRecord]) -> Index:
+        """An index over all files, which also fills in their `sweeps`."""
+
         def fill(connection: Connection, *, replaces: bool) -> None:
             runs: dict[str, RunRecord] = {}
-            sweeps: dict[str, SweepRecord] = {}
             for file in self._files():
                 specs = file.specs
                 for run_id, record in file.started.items():
@@ -231,10 +234,23 @@ class ParquetStore(Store):
     def run(self, run_id: str) -> RunFolder:
         """A run, which need not exist. Raises StoreError for what is not a run id, NotFinishedError."""
         super().run(run_id)
-        return KeptRun(self, run_id, next((file for file in self._files_read_first() if run_id in file.started), None))
+        first: ResultsFile | None = None
+        for file in self._files_read_first():
+            if run_id in file.started:
+                if file.started[run_id].status == "finished":
+                    return KeptRun(self, run_id, file)
+                first = first or file
+        return KeptRun(self, run_id, first)
 
     def sweep(self, sweep_id: str) -> SweepRecord | None:
-        """What the files say about a sweep, or None."""
+        """What the files say about a sweep, or None.
+
+        Of files that share its runs, the index takes the one with most of them, and this does if there is an index.
+        Else it is any of them: they agree but for the ablation and the runs.
+        """
+        with self._lock:
+            if self._indexed is not None and self._indexed[0] == self.state():
+                return self._indexed[2].get(sweep_id)
         return next((file.sweeps[sweep_id] for file in self._files_read_first() if sweep_id in file.sweeps), None)
 
     def write(self, name: str, content: bytes) -> None:

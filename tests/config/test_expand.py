@@ -195,6 +195,13 @@ def test_the_primary_metric_must_be_one_that_rows_are_compared_by():
         expanded(f"{text}\nprimary: test/los")
 
 
+def test_a_claim_must_be_about_a_metric_that_rows_are_compared_by():
+    claim = "claims: [{text: X, better: {train.lr: [0.1]}, than: {train.lr: [0.2]}, metric: test/loss}]"
+    metrics = "metrics: [{name: test/perplexity}, {name: test/loss, compared: false}]"
+    with raises("not_compared", key_path="claims[0]", column="test/loss"):
+        expand(load(f"title: T\n{TEXT}grid: {{train.lr: [0.1, 0.2]}}\n{metrics}\n{claim}\n"))
+
+
 def test_errors_of_a_combination_name_its_row():
     with raises("invalid_value", key="train.warmup", largest=5, combination="train.steps = 5, train.warmup = 9"):
         plan("grid: {train.steps: [5], train.warmup: [9]}")

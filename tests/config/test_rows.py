@@ -43,6 +43,13 @@ def test_rows_are_chosen_by_name_label_and_value(texts, expected):
     assert rows(*texts) == expected
 
 
+def test_a_label_may_look_like_a_number():
+    text = TEXT.replace("none: []", '"0.10": []')
+    for condition in ("model.position=0.10", 'position="0.10"'):
+        assert rows(condition, text=text) == ["0.10 · small", "0.10 · large"]
+    assert rows("model.position!=0.10", text=text) == rows(*["model.position!=none"], text=TEXT)
+
+
 def test_a_part_has_the_same_runs():
     plan = expand(load(TEXT))
     part = only_rows(plan, ["model.dim=8"])

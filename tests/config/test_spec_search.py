@@ -43,6 +43,17 @@ def test_searches_and_schedules_measure_what_the_primary_metric_is_computed_from
         assert (plan.schedule.metric, plan.schedule.goal) == (metric, "min")
 
 
+def test_the_validation_set_is_measured_with_the_variant_of_the_primary_metric():
+    variants = "every: 5, validation: true, variants: {capped: {relative: {far: last}}}"
+    text = SHORT.replace("every: 5", variants).replace("{name: in_dist", "{name: capped/in_dist")
+    text = text.replace("CoPE: [cope], none: []", "Relative: [relative]")
+    plan = expand(load(text + "search: {kind: optuna, samples: 2}\n"))
+    assert plan.search.metric == "capped/validation/token_error"
+    named = "search: {kind: optuna, samples: 2, metric: capped/validation/token_error}\n"
+    column = text.replace("metrics: [", "metrics: [{name: capped/validation/token_error}, ")
+    assert not expand(load(column + named)).reported_choices
+
+
 def test_the_metric_of_those_that_learned_has_its_own_goal_without_a_column():
     columns = "metrics: [{name: of_learned/dense/loss, goal: max}, {name: in_dist/token_error, learned: 1.0}]"
     text = SHORT.replace("metrics: [{name: in_dist/token_error}]", columns)

@@ -95,6 +95,20 @@ def test_a_sweep_is_known_by_the_lines_of_its_runs(store):
     assert store.sweep("20200101-000000-abcd") is None
 
 
+@pytest.mark.parametrize("was_read", [False, True])
+def test_files_that_share_runs_agree_whichever_was_read_first(folder, plan, was_read):
+    """In the file of the quick start a run is not finished, and another one is missing; in `restart` all are finished."""
+    shutil.copy(folder / "quickstart.parquet", folder / "restart.parquet")
+    frame = pd.read_parquet(folder / "quickstart.parquet")
+    frame.loc[frame["run_id"] == RUN, "status"] = "interrupted"
+    frame[frame["run_id"] != frame["run_id"].iloc[-1]].to_parquet(folder / "quickstart.parquet")
+    store = ParquetStore(folder)
+    assert not was_read or store.kept(plan).records[RUN].status == "interrupted"
+    assert store.run(RUN).status == "finished"
+    sweep = store.sweep(store.index.records([RUN])[RUN].sweep_id)
+    assert (sweep.ablation, len(sweep.runs)) == ("restart", len(frame))
+
+
 def test_one_file_is_read_for_a_table(store, plan, folder):
     (folder / "gates.small.parquet").write_bytes(b"PAR1 damaged")
     assert store.records(plan)[RUN].status == "finished"

@@ -68,13 +68,13 @@ def with_deciding(claims: Sequence[ClaimResult]) -> Iterator[ClaimResult]:
 
 def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
     """From the measures that the store has; measuring the heads of its checkpoints takes too long."""
-    kept = results.store.kept(results.plan)
-    if kept is None or kept.heads is None:
-        return ()
-    from cope_sweep.read.reports.heads import claimed_figures  # pandas
+    from cope_sweep.read.reports.heads import claimed_figures, kept_heads  # pandas
 
-    figures, heads = claimed_figures(results.plan), kept.heads.to_pandas()
-    return head_findings(figures, heads, plan_declarations(results.plan, results.store), results.records)
+    heads = kept_heads(results)
+    if heads is None:
+        return ()
+    declarations = plan_declarations(results.plan, results.store)
+    return head_findings(claimed_figures(results.plan), heads, declarations, results.records)
 
 
 def _findings_of(results: Results) -> tuple[Finding, ...]:

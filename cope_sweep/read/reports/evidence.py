@@ -46,7 +46,7 @@ from cope_sweep.read.tables.claims import (
     hypothesis_verdict,
     with_q,
 )
-from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.comparisons import reference, reference_label
 from cope_sweep.read.tables.declared import plan_declarations
 from cope_sweep.read.tables.layout import Layout
 from cope_sweep.read.tables.model import TASK, TableModel
@@ -161,7 +161,8 @@ class Evidence:
     @cached_property
     def aggregates(self) -> Layout | None:
         """Scores over all tasks; None if the ablation has no axis of tasks, or too few runs are finished."""
-        return aggregates(self.table.model, (self.table.compare or "").partition("=")[2] or None)
+        found = reference_label(self.table.model, self.table.compare or "")
+        return aggregates(self.table.model, found and found[1])
 
     @cached_property
     def draws(self) -> Layout | None:

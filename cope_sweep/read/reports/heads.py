@@ -38,11 +38,8 @@ def measured_heads(results: Results) -> pd.DataFrame:
     A folder of results has these measures. The heads of other stores are measured now; a run whose checkpoint or text
     cannot be read is left out.
     """
-    kept = results.store.kept(results.plan)
-    if kept and kept.heads is not None:
-        frame: pd.DataFrame = kept.heads.to_pandas()
-        finished = {run_id for run_id, record in results.records.items() if record.status == "finished"}
-        return frame[frame["run_id"].isin(finished)].reset_index(drop=True)
+    if (kept := kept_heads(results)) is not None:
+        return kept
     parts: list[pd.DataFrame] = []
     for run_id, figures in claimed_figures_by_run(results).items():
         with suppress(UserError):  # `Evidence.missing` counts it
@@ -53,6 +50,16 @@ def measured_heads(results: Results) -> pd.DataFrame:
     return (
         pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(HEAD_COLUMNS)).astype(HEAD_COLUMNS)
     )
+
+
+def kept_heads(results: Results) -> pd.DataFrame | None:
+    """The measures of finished runs that a folder of results has; None: it has none, or is another store."""
+    kept = results.store.kept(results.plan)
+    if kept is None or kept.heads is None:
+        return None
+    frame: pd.DataFrame = kept.heads.to_pandas()
+    finished = {run_id for run_id, record in results.records.items() if record.status == "finished"}
+    return frame[frame["run_id"].isin(finished)].reset_index(drop=True)
 
 
 def claimed_figures(plan: Plan) -> dict[str, Maps]:

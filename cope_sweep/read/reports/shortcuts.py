@@ -116,6 +116,7 @@ def _rows_like_rules(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[s
             near_seeds = {
                 rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
                 for rule, error in error_by_rule.items()
+                if error > 0  # one that makes no error says nothing of a row that makes none
             }
             closest = max(near_seeds, key=lambda rule: near_seeds[rule], default=None)
             if closest is not None and near_seeds[closest] > len(cell.values) / 2:

@@ -562,7 +562,8 @@ def _list_values(pairs: Sequence[Pair], column: Column, than_column: Column, val
     for pair in pairs:
         groups.setdefault(pair.better.row, (pair.better, []))[1].append(pair.than)
     if len(groups) > MOST_GROUPS:
-        betters, others = ([row for row, _ in groups.values()], [row for _, rows in groups.values() for row in rows])
+        betters = [row for row, _ in groups.values()]
+        others = list({row.row: row for _, rows in groups.values() for row in rows}.values())
         ranges = (
             _value_range(betters, column, value_of, "rows"),
             _value_range(others, than_column, value_of, "others"),

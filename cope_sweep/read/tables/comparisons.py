@@ -185,17 +185,13 @@ def compared(model: TableModel, against: str) -> TableModel:
                 ablation=model.ablation,
             )
         return _compare_order(model) if model.replaced else _compare_with_paper(model)
-    axis, equals, label = (part.strip() for part in against.partition("="))
-    key = find_axis(model.axes, axis) if equals else None
-    labels = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels)) if key else []
-    label = spelled_as(label, labels)
-    if key and label in labels:
-        return _compare_with_label(model, key, label)
-    if not equals and (found := axis_of_label(against, [row.labels for row in model.rows], model.axes)) is not None:
+    if (found := reference_label(model, against)) is not None:
         return _compare_with_label(model, *found)
     if (row := named_row(model, against)) is not None:
         return _compare_with_row(model, row)
-    if key:
+    axis, equals, label = (part.strip() for part in against.partition("="))
+    if equals and (key := find_axis(model.axes, axis)):
+        labels = _labels_of(model, key)
         message = f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}"
         raise QueryError(message, code="unknown_value", axis=key, value=label, allowed=labels)
     if equals:
@@ -208,6 +204,23 @@ def compared(model: TableModel, against: str) -> TableModel:
         row=against,
         allowed=list(rows),
     )
+
+
+def reference_label(model: TableModel, against: str) -> tuple[str, str] | None:
+    """The axis and its label that `compared` compares with; None: `against` names a row, or nothing."""
+    if against == PAPER or any(row.row == against for row in model.rows):
+        return None
+    axis, equals, label = (part.strip() for part in against.partition("="))
+    key = find_axis(model.axes, axis) if equals else None
+    if key is None:
+        return axis_of_label(against, [row.labels for row in model.rows], model.axes)
+    labels = _labels_of(model, key)
+    label = spelled_as(label, labels)
+    return (key, label) if label in labels else None
+
+
+def _labels_of(model: TableModel, key: str) -> list[str]:
+    return list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels))
 
 
 def named_row(model: TableModel, text: str) -> TableRow | None:

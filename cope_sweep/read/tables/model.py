@@ -31,6 +31,7 @@ from cope_sweep.read.numbers import (
 )
 from cope_sweep.read.tables.rules import has_learned, least_rule_error, stuck_from
 from cope_sweep.read.tables.stats import (
+    SIGNIFICANT_P,
     Bounds,
     Difference,
     Proportion,
@@ -61,7 +62,7 @@ STUCK = "†"
 """Follows a mean if most seeds are stuck; after their number if some are: `2/7†`."""
 LOST: tuple[Status, ...] = ("finished", "failed")
 """The statuses of runs that have lost a value that they lack. A run that was stopped early was left out on purpose."""
-STARS = (0.05, 0.01, 0.001)
+STARS = (SIGNIFICANT_P, 0.01, 0.001)
 """Largest p for one star, two and three."""
 
 

@@ -89,7 +89,10 @@ def _cell(rows: Mapping[str, TableRow], key: CellKey) -> MetricCell:
 
 
 def _difference(model: TableModel, cell: MetricCell, other: MetricCell) -> Difference | None:
-    return model.difference(cell, other) if cell.values and other.values else None
+    if not (cell.values and other.values):
+        return None
+    difference = model.difference(cell, other)
+    return difference if all(difference.n) else None  # rows in pairs need not share a finished seed
 
 
 def _shared_labels(row: TableRow, other: TableRow) -> tuple[tuple[str, str], ...]:

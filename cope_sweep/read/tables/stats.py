@@ -241,13 +241,14 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
     """Compare two rows by the seeds that both have; each maps seeds to values."""
     seeds = sorted(row.keys() & other.keys())
     size = max((abs(values[seed]) for values in (row, other) for seed in seeds), default=0.0)
-    differences = with_ties([row[seed] - other[seed] for seed in seeds], size)
+    differences = [row[seed] - other[seed] for seed in seeds]
     n = len(differences)
     if n == 0:
         return Difference(math.nan)
-    difference = mean_of(differences)
     if n == 1 or not _are_testable(differences):
-        return Difference(difference, n=(n, n))
+        return Difference(mean_of(differences), n=(n, n))
+    differences = with_ties(differences, size)
+    difference = mean_of(differences)
     p, low, high = _flipped(tuple(differences), size)
     std, dof = _std(differences), n - 1
     effect = detectable = math.nan

@@ -122,7 +122,8 @@ def _verdict(
         word = "better" if comparison.verdict == "better" else "worse"
     have = min(row.seeds, other.seeds) if missing else min(test.n)
     more = max((needed or 0) - have, 0)
-    command = _training(results, more) if unfinished or more else None
+    # More seeds of a search that suggests rows would be another search, with other rows.
+    command = _training(results, more) if (unfinished or more) and not (more and results.plan.search) else None
     parts = [f"{row.short} against {other.short} by {model.primary.title}: {word}"]
     if texts := cell.comparison_texts:
         interval = "" if texts["interval"] == MISSING else f" {texts['interval']}"

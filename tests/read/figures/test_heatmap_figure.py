@@ -1,6 +1,7 @@
 """Rows × columns with numbers and colours: ranks, order, grey and missing cells, by hand."""
 
 import math
+import re
 
 import pytest
 
@@ -195,6 +196,17 @@ def test_the_greater_is_the_better_where_the_metric_says_so(store):
         ["dim 8", "in_dist/loss", 2.0, False], ["dim 8", "dense/loss", 1.5, True],
     ]  # fmt: skip
     assert "k/n (x): seeds that have learned the task, with at least 30." in " ".join(svg_texts(figure.render("svg")))
+
+
+@pytest.mark.parametrize(("value", "is_best"), [(3.0, True), (0.0, False)])
+def test_equal_cells_are_the_best_for_either_goal(store, value, is_best):
+    metrics = [{"name": "in_dist/loss", "goal": "max"}, {"name": "dense/loss"}]
+    plan = plan_of(name="any", grid={"model.dim": [8, 16]}, metrics=metrics, published=[])
+    for run in plan.runs:
+        finish(store, run, {"in_dist/loss": value, "dense/loss": value})
+    svg = made("heatmap", plan, store).render("svg").decode()
+    fills = re.findall(r"fill: (#[0-9a-f]{6})", svg.partition("PolyCollection")[2])[:4]
+    assert (len(set(fills)) == 1) == is_best
 
 
 def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):

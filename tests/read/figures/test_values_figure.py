@@ -1,5 +1,6 @@
 """Metrics against parameters and contexts."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from cope_sweep.read.figures.canvas import columns_of, number, series_style, sty
 from tests.helpers.errors import raises
 from tests.helpers.figure_files import made, svg_texts
 from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
+from tests.helpers.tiny import TINY
 from tests.read.figures.test_figure_kinds import context_plan, fill
 
 
@@ -264,6 +266,20 @@ def test_the_summary_has_lines_for_rules_and_one_axis_for_errors(grid_plan, grid
     drawn = figure.draw()
     assert len({panel.get_xlim() for panel in drawn.axes}) == 1
     assert "most frequent answer" in [text.get_text() for text in drawn.legends[0].get_texts()]
+
+
+def test_the_first_rule_of_a_summary_need_not_be_the_most_frequent_answer(store):
+    task = {"kind": "dyck", "brackets": 12, "longer_brackets": 16, "depth": 2, "deeper_depth": 3}
+    names = ["in_dist/f1_error", "in_dist/token_error"]
+    plan = plan_of(base=TINY | {"task": task}, metrics=[{"name": name, "unit": "%"} for name in names])
+    fill(plan, store)
+    frame = made("summary", plan, store).frame
+    rules = [plan.runs[0].task.shortcut_errors("in_dist", 2048, name.partition("/")[2]) for name in names]
+    of_f1, of_tokens = (frame[frame["metric"] == name].iloc[0] for name in names)
+    assert math.isnan(of_f1["most_frequent"])
+    assert of_f1["shortcut"] == min(rules[0].values())
+    assert of_tokens["most_frequent"] == rules[1].pop("the most frequent answer")
+    assert of_tokens["shortcut"] == min(rules[1].values())
 
 
 @pytest.mark.parametrize(("width", "named"), [(9.0, [True, False, False]), (4.0, [True, False, True])])

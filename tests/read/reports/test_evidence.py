@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pandas as pd
+import pytest
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.queries import recorded_plan
@@ -19,6 +20,7 @@ from cope_sweep.train import Runtime, train_run
 from tests.helpers.errors import raises
 from tests.helpers.figure_files import svg_texts
 from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
+from tests.helpers.tiny import TINY
 
 FIGURES = [
     {
@@ -62,6 +64,18 @@ def test_a_figure_measures_the_heads_of_its_own_row(store, monkeypatch):
     assert f"Seed 0: AUC {chosen['auc']:.2f} for data" in texts, "the measure of the claim, not means of these tokens"
     assert "mean gate" not in texts
     assert report.missing == ()
+
+
+@pytest.mark.parametrize("compare", ["model.position=CoPE", "position = CoPE", "CoPE", "cope"])
+def test_scores_are_compared_with_the_label_however_it_is_written(store, compare):
+    task = {"Short": TINY["task"], "Long": TINY["task"] | {"sparse_blanks": 5}}
+    base = {key: value for key, value in TINY.items() if key != "task"}
+    grid = {"task": task, "model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}}
+    plan = plan_of(base=base, grid=grid, metrics=[{"name": "in_dist/token_error", "unit": "%"}], published=[])
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": 10.0 + run.seed}, FACTS)
+    headers = evidence(read_results(plan, store), compare=compare).aggregates.headers
+    assert [header.text for header in headers] == ["row", "interquartile mean", "P(better than CoPE)"]
 
 
 def test_runs_of_two_stores_are_copied_to_the_same_results(tmp_path):

@@ -41,6 +41,16 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     assert escape(found.rows_like_rules[0]) in html
 
 
+def test_a_row_without_errors_is_not_like_a_rule_without_errors(store):
+    """Where no instruction is ignored, the last bit is always right."""
+    base = TINY | {"task": {"kind": "flip_flop", "pairs": 8, "dense_p_ignore": 0.0}}
+    plan = plan_of(base=base, metrics=[{"name": "dense/token_error", "unit": "%"}])
+    assert 0 in rule_errors(plan.runs[0], "dense/token_error").values()
+    for run in plan.runs:
+        finish(store, run, {"dense/token_error": 0.0})
+    assert not evidence(read_results(plan, store)).shortcuts.rows_like_rules
+
+
 def test_errors_on_some_answers_have_rules_of_their_own(store):
     task = {"kind": "grid_navigation", "dimensions": 2, "steps": 40, "sparse_steps": 50, "objects": 4}
     names = ["in_dist/token_error", "in_dist/map_error", "in_dist/map_error@2x", "in_dist/sequence_error"]

@@ -384,3 +384,27 @@ def test_a_claim_of_equivalence_needs_a_margin(says):
 def test_a_margin_is_a_number_or_a_share(margin):
     with raises("margin"):
         findings_of(claim={"margin": margin})
+
+
+def test_a_row_that_several_rows_are_compared_with_is_listed_once():
+    encodings = {name: [name] for name in ("cope", "rope", "alibi", "t5", "sinusoidal", "absolute", "fox")}
+    *better, first, second = encodings
+    claim = {
+        "text": "These are better",
+        "better": {"model.position": better},
+        "than": {"model.position": [first, second]},
+    }
+    plan = plan_of(grid={"model.position": encodings}, seeds=list(range(5)), claims=[claim])
+    (one,) = claim_findings(plan, model_of(plan, *NEAR * 5, *FAR * 2))
+    assert one.ours.startswith("5 rows from cope ")
+    assert ", 2 others from absolute " in one.ours
+
+
+@pytest.mark.parametrize("says", ["better", "not worse"])
+def test_rows_in_pairs_without_a_common_seed_are_not_compared(says):
+    """CoPE failed with seeds 2 and 3, RoPE with 0 and 1."""
+    claim = {"says": says, "margin": 1.0} if says == "not worse" else {}
+    values = [1.0, 2.0, None, None, None, None, 4.0, 5.0, 5.0, 5.5, 6.0, 6.5]
+    (one,) = findings_of(*values, seeds=4, paired=True, claim=claim)
+    assert [pair.than.row for pair in one.pairs] == ["None"]
+    assert (one.verdict, one.without_values, one.n) == ("too few seeds", 1, (2, 2))

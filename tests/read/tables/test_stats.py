@@ -185,6 +185,9 @@ def test_ties_have_one_value():
     assert with_ties([0.3, 0.1 + 0.2, 0.0, -0.0, 2.0]) == [0.3, 0.3, 0.0, 0.0, 2.0]
     assert with_ties([1e6 + 1e-9, 1e6, 1e6 + 1e-6]) == [1e6, 1e6, 1e6 + 1e-6]
     assert with_ties([math.inf, 1.0, math.inf]) == [math.inf, 1.0, math.inf]
+    one_is_infinite = paired_rows({0: math.inf} | dict.fromkeys(range(1, 6), 2.0), dict.fromkeys(range(6), 1.0))
+    assert one_is_infinite.difference == math.inf
+    assert math.isnan(one_is_infinite.p)
     assert with_ties([]) == []
 
 

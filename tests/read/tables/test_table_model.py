@@ -5,7 +5,7 @@ import scipy.stats
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.comparisons import compared, least_compared, reference, with_published
+from cope_sweep.read.tables.comparisons import compared, least_compared, reference, reference_label, with_published
 from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
 from cope_sweep.read.tables.model import PublishedValue, column_of, table_model
 from cope_sweep.read.tables.render import markdown_text
@@ -269,6 +269,18 @@ def test_texts_name_rows_by_the_axes_in_which_they_differ():
     model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *[1.0] * 20), "position=CoPE")
     assert [row.row for row in model.rows][1:3] == ["CoPE · 1 · 2", "None · 1 · 1"]
     assert model.answer == "By In-dist. (%). No significant difference from CoPE: None · heads 1, None · heads 2."
+
+
+def test_a_label_without_its_axis_may_have_an_equals_sign():
+    grid = {"model.position": [[{"kind": "cope", "p_max": 2}], ["rope"]], "model.heads": [1, 2]}
+    model = model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *[1.0] * 20)
+    label = "cope(p_max=2)"
+    for against in (label, f"position={label}"):
+        assert compared(model, against).references == {f"rope · {heads}": f"{label} · {heads}" for heads in "12"}
+        assert reference_label(model, against) == ("model.position", label)
+    assert reference_label(model, f"{label} · 1") is None, "a row"
+    with raises("unknown_axis", axis="places"):
+        compared(model, "places=rope")
 
 
 def test_an_answer_names_the_rows_of_each_verdict():

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.api.tables import GetTable, GetVerdict
+from cope_sweep.config import plan_of_recorded
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables import Results, Table, table
 from cope_sweep.read.tables.stats import least_seeds, smallest_p, smallest_p_of_pairs
@@ -250,6 +251,21 @@ def test_the_least_number_of_seeds_is_the_smallest_that_can_be_significant(compa
     assert all(floor(fewer) > 0.05 for fewer in range(2, n or 30))
     assert n is None or floor(n) <= 0.05
     assert n is not None or comparisons > 3000
+
+
+def test_no_command_adds_seeds_to_the_rows_of_a_search(store):
+    """With more seeds for each row, the search would suggest other rows."""
+    search = {"kind": "optuna", "samples": 2, "seeds_per_sample": 2}
+    base = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}}, search=search)
+    rows = [(row.runs[0].run_id, row.labels) for row in base.examples]
+    plan = plan_of_recorded(base.ablation, rows)
+    errors = {"CoPE": [1.0, 2.0], "None": [5.0, 6.0]}
+    trained(store, plan, errors, unfinished={("None", 1)})
+    assert ask(plan, store).command is None
+    for row in plan.rows:
+        finish(store, row.runs[1], {ERROR: 5.0, "dense/loss": 1.0})
+    found = ask(plan, store)
+    assert (found.verdict, found.more_seeds, found.command) == ("too few seeds", 2, None)
 
 
 @pytest.mark.parametrize("seeds", [4, 5, 6])

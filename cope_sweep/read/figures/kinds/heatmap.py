@@ -312,7 +312,9 @@ class HeatmapData(FigureData):
                     mean = means[row]
                     fill, colour = GREY, GREY_TEXT
                     if row not in grey_rows:
-                        share = (mean - low) / (high - low) if high > low else 0.0
+                        # If all cells are equal, they are the best, unless all are 0 where more is better.
+                        equal = float(column.goal == "max" and high > 0)
+                        share = (mean - low) / (high - low) if high > low else equal
                         good = 1 - share if column.goal == "min" else share
                         if row in learned:
                             good = learned[row][0] / learned[row][1]

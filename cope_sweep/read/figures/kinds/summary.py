@@ -87,13 +87,15 @@ def _with_rules(data: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     most_frequent, shortcut     the error of the most frequent answer, and the smallest error of the task's other rules
     """
     from cope_sweep.read.tables.rules import rule_errors
+    from cope_sweep.tasks.base import MOST_FREQUENT
 
     runs = {row.name: row.runs[0] for row in plan.rows}
     errors_of_lines = [
-        [*rule_errors(runs[row], metric).values()] for row, metric in zip(data["row"], data["metric"], strict=True)
+        {rule: error for rule, error in rule_errors(runs[row], metric).items() if error > 0}
+        for row, metric in zip(data["row"], data["metric"], strict=True)
     ]
-    most_frequent = [errors[0] if errors and errors[0] > 0 else math.nan for errors in errors_of_lines]
-    shortcut = [min((error for error in errors[1:] if error > 0), default=math.nan) for errors in errors_of_lines]
+    most_frequent = [errors.pop(MOST_FREQUENT, math.nan) for errors in errors_of_lines]
+    shortcut = [min(errors.values(), default=math.nan) for errors in errors_of_lines]
     return data.assign(most_frequent=most_frequent, shortcut=shortcut).astype(dict.fromkeys(RULES, "float64"))
 
 
