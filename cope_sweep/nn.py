@@ -68,6 +68,7 @@ def positional_attention(
 
     """
     _check_shapes(q, k, v, kv_heads, past)
+    _check_dropout(dropout)
     mixing = [position.encoding.kind for position in encodings if position.encoding.mixes]
     if mixing and past is None and q.shape[2] < k.shape[2]:
         raise InvalidValue(
@@ -76,6 +77,17 @@ def positional_attention(
             code="missing_argument",
             argument="q",
             kind=mixing[0],
+        )
+    if (
+        mask is not None
+        and mask.dtype.is_floating_point
+        and not torch.compiler.is_compiling()
+        and bool((mask < 0).any())
+    ):
+        raise InvalidValue(
+            "mask has negative numbers, as one that is added to scores; pass true at tokens and false at padding",
+            code="invalid_mask",
+            argument="mask",
         )
     features = [_features(position, q, k, hidden) for position in encodings]
     is_padded = past is not None and f"{PADDED}v" in past
@@ -141,6 +153,7 @@ class PositionalAttention(nn.Module):
 
         """
         super().__init__()
+        _check_dropout(dropout)
         self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
         checked = [ENCODINGS.validate(encoding) for encoding in encodings]
         check_encodings(checked)
@@ -180,6 +193,12 @@ class PositionalAttention(nn.Module):
                 f"q has the shape {tuple(q.shape)}, expected (batch, {self.heads} heads, tokens, {self.head_dim})",
                 code="invalid_shape",
                 argument="q",
+            )
+        if hidden is not None and hidden.shape[-1:] != (self.dims.input_dim,):
+            raise InvalidValue(
+                f"hidden has the shape {tuple(hidden.shape)}, expected (batch, tokens, {self.dims.input_dim})",
+                code="invalid_shape",
+                argument="hidden",
             )
         return positional_attention(
             q,
@@ -264,7 +283,7 @@ def _features(position: LayerEncoding, q: Tensor, k: Tensor, hidden: Tensor | No
                 kind=encoding.kind,
             )
         return None
-    if hidden.shape[:2] != (k.shape[0], k.shape[2]):
+    if hidden.dim() != 3 or hidden.shape[:2] != (k.shape[0], k.shape[2]):
         raise InvalidValue(
             f"hidden has the shape {tuple(hidden.shape)}, expected ({k.shape[0]}, {k.shape[2]}, components): the "
             "tokens of the keys",
@@ -303,6 +322,11 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, kv_heads: int | None, past: L
             code="invalid_shape",
             argument="k",
         )
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout <= 1:
+        raise InvalidValue(f"dropout = {dropout} is no probability", argument="dropout", value=dropout)
 
 
 class _Padded:

@@ -10,7 +10,7 @@ from cope_sweep.kernels import Inputs, LayerEncoding, attend, using
 from cope_sweep.model import Transformer
 from cope_sweep.model.attention import self_attention
 from cope_sweep.nn import PositionalAttention, positional_attention
-from cope_sweep.positions import ENCODINGS, CoPE, RoPE
+from cope_sweep.positions import ENCODINGS, CoPE, CoPEALiBi, RoPE
 from cope_sweep.registry import BUILT_IN
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
@@ -231,6 +231,47 @@ def test_initial_values_follow_the_global_seed():
     assert torch.equal(*(module.position[0].of_layer(0)["e"] for module in (one, other)))
 
 
+@pytest.mark.parametrize("encoding", ["wall", CoPE(p_max=4), "kerple", CoPEALiBi(gate_bias=-2.0), "mapformer_wm"])
+def test_initial_values_do_not_depend_on_what_was_there(encoding):
+    """Before, the parameters hold other numbers, or memory that nothing has written, as after `to_empty`."""
+    states = []
+    for route in ("made", "again", "empty"):
+        torch.manual_seed(3)
+        with torch.device("meta" if route == "empty" else "cpu"):
+            module = PositionalAttention([encoding], heads=H, head_dim=K)
+        if route != "made":
+            module.to_empty(device="cpu")
+            for parameter in module.parameters():
+                torch.nn.init.constant_(parameter, 7.0)
+            torch.manual_seed(3)
+            module.reset_parameters()
+        states.append(module.state_dict())
+    for name, value in states[0].items():
+        assert all(torch.equal(value, state[name]) for state in states[1:]), name
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.5])
+def test_a_dropout_that_is_no_probability_is_refused(dropout):
+    with raises("invalid_value", argument="dropout"):
+        PositionalAttention(["rope"], heads=H, head_dim=K, dropout=dropout)
+    q, k, v, _ = tensors()
+    with raises("invalid_value", argument="dropout"):
+        positional_attention(q, k, v, [], dropout=dropout)
+
+
+@pytest.mark.parametrize("tokens", [T, 140])
+@pytest.mark.parametrize("kind", ["cope", "cope_mlp", "cope_alibi"])
+def test_gradients_of_gradients_are_refused(kind, tokens):
+    """In PyTorch, and in the kernels, which long sequences use. They would lack a part, without a word."""
+    q, k, v = (torch.randn(1, H, tokens, K, requires_grad=True) for _ in range(3))
+    module = PositionalAttention([kind], heads=H, head_dim=K)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    (gradient,) = torch.autograd.grad(module(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|cannot be differentiated again"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("kind", sorted(IN_THE_EMBEDDINGS))
 def test_positions_in_the_embeddings_are_refused(kind):
     with raises("not_in_attention", kind=kind):
@@ -273,7 +314,10 @@ def test_what_depends_on_the_number_of_tokens_needs_it(encoding):
         (lambda q, k, v: {"kv_heads": 2}, "invalid_shape", "k"),
         (lambda q, k, v: {"past": {}, "k": torch.cat((k, k), 2), "v": torch.cat((v, v), 2)}, "invalid_shape", "k"),
         (lambda q, k, v: {"mask": torch.ones(B, T + 1)}, "invalid_shape", "mask"),
+        (lambda q, k, v: {"mask": torch.zeros(B, T).index_fill(1, torch.tensor([0]), -1e9)}, "invalid_mask", "mask"),
         (lambda q, k, v: {"hidden": torch.ones(B, T + 1, H * K)}, "invalid_shape", "hidden"),
+        (lambda q, k, v: {"hidden": torch.ones(B, T, H * K + 1)}, "invalid_shape", "hidden"),
+        (lambda q, k, v: {"hidden": torch.ones(T, H * K)}, "invalid_shape", "hidden"),
     ],
 )
 def test_shapes_that_do_not_fit(change, code, argument):

@@ -118,6 +118,11 @@ def _differentiate(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | No
     return (*first, *[None] * (len(arguments) - DIFFERENTIABLE))
 
 
+def _refuse_to_differentiate_again(ctx: Any, *gradients: Any) -> None:
+    """The gradients are no function of the tensors for autograd: without this, those of a gradient would be missing."""
+    raise RuntimeError("the gradients of fused attention cannot be differentiated again")
+
+
 def _define(name: str, arguments: str, returns: str, function: Any, fake: Any) -> Any:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     torch.library.define(f"cope_sweep::{name}", f"({arguments}) -> {returns}", tags=tags)
@@ -136,3 +141,4 @@ _attention_backward = _define(
     _backward_fake,
 )
 torch.library.register_autograd("cope_sweep::attention", _differentiate, setup_context=_save)
+torch.library.register_autograd("cope_sweep::attention_backward", _refuse_to_differentiate_again)

@@ -91,6 +91,7 @@ class PositionParameters(nn.Module):
         declared = self.encoding.parameters(dims)
         for name, parameter in self.named_parameters():
             declaration = declared[name.split(".")[-1]]
+            parameter.zero_()  # it may have been initialised before, or be memory that nothing has written
             if declaration.bound is not None:
                 initialise_parameter(parameter, Uniform(declaration.bound), generator)
             elif declaration.std and declaration.cut is not None:

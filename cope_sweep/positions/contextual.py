@@ -44,6 +44,7 @@ class _SumGates(torch.autograd.Function):
         return gates_BHQS.flip(-1).cumsum(-1).flip(-1)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gates_BHQS,), (dp_BHQS,) = ctx.saved_tensors, gradients
         # A gate adds to the positions of its key and of all earlier keys.
@@ -62,6 +63,7 @@ class _LinearPieces(torch.autograd.Function):
         return torch.addcmul(base_BHQM.gather(-1, index_BHQS), slope_BHQS, x_BHQS)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         (slope_BHQS, index_BHQS, x_BHQS), (dy_BHQS,) = ctx.saved_tensors, gradients
         zeros_BHQM = dy_BHQS.new_zeros(*dy_BHQS.shape[:-1], ctx.pieces)

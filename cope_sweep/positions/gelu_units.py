@@ -32,6 +32,7 @@ class _WeightedUnits(torch.autograd.Function):
         return sums_BHQS
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         p_BHQS, c_BHQN, w_N, b_N = ctx.saved_tensors
         (dsums_BHQS,) = gradients

@@ -30,7 +30,9 @@ def why_not(arguments: Arguments, device: torch.device) -> str | None:
         return f"it computes in float32, and the tensors are {q.dtype}"
     if arguments.e is not None and arguments.knots is not None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
-    if not q.shape[-1] == k.shape[-1] == v.shape[-1] or 0 in q.shape:
+    if 0 in q.shape:
+        return f"there is nothing to compute for queries of the shape {tuple(q.shape)}"
+    if not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return f"q, k and v need the same head dim, which are {q.shape[-1]}, {k.shape[-1]} and {v.shape[-1]}"
     if arguments.gate_k is not None and arguments.gate_k.shape[-1] != k.shape[-1]:
         return f"gates need the head dim {k.shape[-1]} of the keys, and theirs is {arguments.gate_k.shape[-1]}"
