@@ -609,11 +609,13 @@ def stop_sweep(store: Store, sweep_id: str) -> bool:
         Whether it had not started. Its job, if there is one, executes it no more.
     """
     store.index.request_stop(sweep_id)
-    return end_submission(store, sweep_id, "it was stopped before it had started", ("pending",))
+    return end_submission(store, sweep_id, "it was stopped before it had started", ("pending",), "interrupted")
 
 
-def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> bool:
-    """Record the end of a sweep whose record has one of these statuses: failed if it had not started, else interrupted.
+def end_submission(
+    store: Store, sweep_id: str, note: str, statuses: Sequence[Status], unstarted: Status = "failed"
+) -> bool:
+    """Record the end of a sweep whose record has one of these statuses: `unstarted` if it is pending, else interrupted.
 
     The index knows less: a running sweep whose lease has expired reads as interrupted there.
 
@@ -623,7 +625,7 @@ def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[St
     record = store.sweep(sweep_id)
     if record is None or record.status not in statuses:
         return False
-    status: Status = "failed" if record.status == "pending" else "interrupted"
+    status: Status = unstarted if record.status == "pending" else "interrupted"
     store.write_sweep(ended_record(record, status, [*record.notes, note]))
     return True
 

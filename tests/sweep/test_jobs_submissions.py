@@ -136,9 +136,9 @@ def test_a_sweep_that_was_stopped_before_its_start_has_ended(child: Path, store:
     submission, plan = submitted(child, store)
     assert stop_sweep(store, submission.sweep_id)
     record = store.sweep(submission.sweep_id)
-    assert (record.status, record.notes) == ("failed", ["it was stopped before it had started"])
+    assert (record.status, record.notes) == ("interrupted", ["it was stopped before it had started"])
     late = Sweep(plan, store, run_local, executor_name="local", submission=submission)
-    with raises("has_ended", sweep_id=submission.sweep_id, status="failed"), failing(store, submission.sweep_id):
+    with raises("has_ended", sweep_id=submission.sweep_id, status="interrupted"), failing(store, submission.sweep_id):
         late.run()
     assert store.sweep(submission.sweep_id) == record
     assert not stop_sweep(store, submission.sweep_id)

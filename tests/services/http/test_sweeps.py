@@ -252,7 +252,7 @@ def test_the_same_id_is_the_same_sweep_also_at_once_from_several_services_and_af
     cluster.jobs[FIRST]["status"] = "FAILED"
     again.post(f"{API}/sweeps/{FIRST}/stop")
     ended = submit(serve(ray_address=""), FIRST, ablation="tiny")  # it needs no cluster to say what there is
-    assert (ended.status_code, ended.json()["status"]) == (202, "failed")
+    assert (ended.status_code, ended.json()["status"]) == (202, "interrupted")
     refused = submit(again, FIRST, ablation="tiny", scale="longer")
     assert (refused.status_code, refused.json()["code"]) == (409, "used_id")
     assert submit(again, SECOND, ablation="tiny").json()["sweep_id"] == SECOND
@@ -392,7 +392,7 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
         stopped = client.post(f"{url}/stop")
         assert (stopped.status_code, stopped.json()["status"], stopped.json()["stop_requested"]) == (
             202,
-            "failed",
+            "interrupted",
             False,
         )
     assert store.sweep(sweep["sweep_id"]).notes == ["it was stopped before it had started"]
@@ -404,7 +404,7 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     fail(store, plan.runs[3])
     cluster.jobs[sweep["sweep_id"]]["status"] = "STOPPED"
     ended = client.post(f"{url}/stop").json()
-    assert (ended["status"], ended["stop_requested"]) == ("failed", False)
+    assert (ended["status"], ended["stop_requested"]) == ("interrupted", False)
 
     with ThreadPoolExecutor(4) as pool:
         (again,) = {answer.text for answer in pool.map(lambda _: client.post(f"{url}/retry"), range(4))}
