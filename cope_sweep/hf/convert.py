@@ -4,8 +4,8 @@ Each attention layer gets a module `positions` with the parameters of its encodi
 attention. Where the model rotates queries and keys (RoPE), its rotation moves into that attention: encodings such as
 CoPE take queries and keys from before it, and the cache then holds keys from before it.
 
-A converted model is saved as `cope_sweep_converted`: a config.json that transformers alone refuses, instead of loading
-the model without its encodings.
+A converted model is saved as `cope_sweep_converted`, a config.json that transformers refuses, instead of loading the
+model without its encodings: its Auto classes unless this package is imported, and the model's own class always.
 
 Shapes: B batch, H heads, T queries, S keys, K head dim.
 """
@@ -340,18 +340,41 @@ def _check_rotation(
 # -- Files ------------------------------------------------------------------------------------------------------------
 
 
+_REFUSED = {
+    "converted by cope_sweep: this class would leave out the position encodings; import cope_sweep.hf and load the "
+    "model with AutoModelForCausalLM": 0
+}
+"""The `id2label` in the config.json of a converted model.
+
+With a model_type of another class, transformers only warns, and makes a config with the default sizes of that class.
+The keys of `id2label` are what every class reads as numbers: it stops there, and its error has this text.
+"""
+
+
 class ConvertedConfig(PreTrainedConfig):
     """The config.json of a converted model: that of the original model, and what `convert` got."""
 
     model_type = "cope_sweep_converted"
+    # Not in `base`: a config class takes an inner dictionary with its own model_type for its config.json.
+    base_type: str | None = None
     base: dict[str, Any] | None = None
     position: list[Any] | None = None
     keep_rope: bool = True
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config of the content of a config.json."""
+        return super().from_dict({key: x for key, x in config_dict.items() if key != "id2label"}, **kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is written."""
+        return cast(dict[str, Any], super().to_diff_dict()) | {"id2label": _REFUSED}
+
     def original(self) -> PreTrainedConfig:
         """The config of the model that was converted, which remembers the encodings."""
         data = dict(self.base or {})
-        config = AutoConfig.for_model(data.pop("model_type"), **data)
+        inner = data.pop("model_type", None)  # folders saved before `base_type` was there
+        config = AutoConfig.for_model(self.base_type or inner, **data)
         config.__class__ = _saving_config(cast(Any, type(config)))
         setattr(config, SETTINGS, {"position": self.position, "keep_rope": self.keep_rope})
         return config
@@ -424,7 +447,8 @@ def _saving_config(base: Any) -> Any:
         data = json.loads(path.read_text(encoding="utf-8"))
         settings = data.pop(SETTINGS)
         shown = {name: data[name] for name in ("architectures", "dtype", "transformers_version") if name in data}
-        whole = shown | {"model_type": ConvertedConfig.model_type, "base": data} | settings
+        own = {"model_type": ConvertedConfig.model_type, "id2label": _REFUSED, "base_type": data.pop("model_type")}
+        whole = shown | own | {"base": data} | settings
         path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     return type(base.__name__, (base,), {"save_pretrained": save_pretrained, "__module__": base.__module__})

@@ -196,6 +196,41 @@ def test_transformers_alone_refuses_a_converted_model(tmp_path):
     assert "cope_sweep_converted" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_class_of_the_original_refuses_a_converted_model(kind, tmp_path):
+    """It would load the model without its encodings, with or without `cope_sweep.hf`."""
+    model = convert(MODELS[kind](), [CoPE(p_max=4)])
+    model.save_pretrained(tmp_path)
+    name = type(model).__name__
+    with pytest.raises(ValueError, match=r"import cope_sweep\.hf and load the model with AutoModelForCausalLM"):
+        getattr(transformers, name).from_pretrained(tmp_path)
+    code = f"from transformers import {name} as A; A.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "import cope_sweep.hf and load the model with AutoModelForCausalLM" in done.stderr
+
+
+def test_the_config_of_a_converted_model_saved_alone(tmp_path):
+    convert(llama(), [CoPE(p_max=4)]).save_pretrained(tmp_path)
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "alone")
+    assert AutoConfig.from_pretrained(tmp_path / "alone").original().hidden_size == 24
+    with pytest.raises(ValueError, match=r"import cope_sweep\.hf"):
+        transformers.LlamaConfig.from_pretrained(tmp_path / "alone")
+
+
+def test_a_model_saved_with_its_type_inside_base(tmp_path):
+    """As folders were written at first."""
+    model = randomise(convert(llama(), [CoPE(p_max=4)]))
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    data = json.loads(path.read_text())
+    del data["id2label"]
+    data["base"]["model_type"] = data.pop("base_type")
+    path.write_text(json.dumps(data))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    torch.testing.assert_close(loaded(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
 def test_a_copy_is_independent():
     model = randomise(convert(llama(), [CoPE(p_max=4)]))
     other = copy.deepcopy(model)
