@@ -203,6 +203,14 @@ def _mask(
     return attention_mask
 
 
+def _no_weights() -> InvalidValue:
+    return InvalidValue(
+        "output_attentions: cope_sweep computes attention without keeping its weights; leave it out",
+        code="not_computed",
+        argument="output_attentions",
+    )
+
+
 def _not_computed(what: str, argument: str) -> InvalidValue:
     return InvalidValue(
         f"{argument}: {what}; cope_sweep computes causal attention over all earlier tokens of each row, with padding "
@@ -363,8 +371,16 @@ class ConvertedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The config of the content of a config.json."""
-        return super().from_dict({key: x for key, x in config_dict.items() if key != "id2label"}, **kwargs)
+        """The config of the content of a config.json. Options that the original's config has are set in `base`."""
+        data = {key: x for key, x in config_dict.items() if key != "id2label"}
+        if kwargs.get("output_attentions"):
+            raise _no_weights()
+        if data.get("base"):
+            original = cls(**data).original()
+            set_here = ("attn_implementation", "dtype", "torch_dtype", "name_or_path")
+            names = [name for name in kwargs if name not in set_here and hasattr(original, name)]
+            data["base"] = data["base"] | {name: kwargs.pop(name) for name in names}
+        return super().from_dict(data, **kwargs)
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What is written."""
@@ -375,9 +391,24 @@ class ConvertedConfig(PreTrainedConfig):
         data = dict(self.base or {})
         inner = data.pop("model_type", None)  # folders saved before `base_type` was there
         config = AutoConfig.for_model(self.base_type or inner, **data)
+        if self.output_attentions:
+            raise _no_weights()
+        for name, value in _changed(self).items():
+            setattr(config, name, value)
         config.__class__ = _saving_config(cast(Any, type(config)))
         setattr(config, SETTINGS, {"position": self.position, "keep_rope": self.keep_rope})
         return config
+
+
+def _changed(config: ConvertedConfig) -> dict[str, Any]:
+    """The attributes that were set on a config after it was read, and are the original's."""
+    own = ("base_type", "base", "position", "keep_rope", "architectures", "dtype", "transformers_version")
+    default = vars(ConvertedConfig())
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if not name.startswith("_") and name not in own and (name not in default or value != default[name])
+    }
 
 
 class ConvertedForCausalLM:
@@ -451,7 +482,17 @@ def _saving_config(base: Any) -> Any:
         whole = shown | own | {"base": data} | settings
         path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
-    return type(base.__name__, (base,), {"save_pretrained": save_pretrained, "__module__": base.__module__})
+    def __reduce_ex__(self: Any, _: Any) -> tuple[Any, ...]:  # noqa: N807
+        return _empty_config, (base,), self.__getstate__()
+
+    own = {"save_pretrained": save_pretrained, "__reduce_ex__": __reduce_ex__, "__module__": base.__module__}
+    return type(base.__name__, (base,), own)
+
+
+def _empty_config(base: Any) -> Any:
+    """What pickling makes the config of a converted model of: its class has no name to be found by."""
+    of_class = _saving_config(base)
+    return of_class.__new__(of_class)
 
 
 AutoConfig.register(ConvertedConfig.model_type, ConvertedConfig)

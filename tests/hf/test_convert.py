@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -364,6 +365,60 @@ def test_attention_that_is_not_computed_is_refused(arguments, argument):
     model = convert(llama(), [CoPE(p_max=4)])
     with raises("not_computed", argument=argument):
         model(TOKENS, use_cache=False, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_pickling(kind, tmp_path):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4)]))
+    model.save_pretrained(tmp_path / "loaded")
+    torch.save(model, tmp_path / "whole")
+    whole = torch.load(tmp_path / "whole", weights_only=False)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "loaded", dtype="auto")
+    for number, other in enumerate((whole, pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(loaded)))):
+        assert type(other) is type(model)
+        assert torch.equal(other(TOKENS).logits, model(TOKENS).logits)
+        other.save_pretrained(tmp_path / str(number))
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / str(number), dtype="auto")
+        torch.testing.assert_close(again(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    config = pickle.loads(pickle.dumps(model.config))
+    assert config == model.config == copy.deepcopy(model.config)
+    assert type(config) is type(model.config)
+
+
+def test_options_of_loading_are_those_of_the_original(tmp_path):
+    convert(llama(output_hidden_states=True), [CoPE(p_max=4)]).save_pretrained(tmp_path)
+
+    def load(**options):
+        return AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+
+    assert load()(TOKENS).hidden_states is not None
+    assert load(output_hidden_states=False)(TOKENS).hidden_states is None
+    assert load(use_cache=False)(TOKENS).cache is None
+    assert load(return_dict=False).config.return_dict is False
+    assert load(attention_dropout=0.25).model.layers[0].self_attn.attention_dropout == 0.25
+    loaded, info = load(use_cache=False, output_loading_info=True, dtype=torch.bfloat16)
+    assert (loaded.config.use_cache, loaded.dtype, any(info.values())) == (False, torch.bfloat16, False)
+    loaded.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["base"]["use_cache"] is False
+    with pytest.raises(TypeError, match="no_option"):
+        load(no_option=1)
+    with raises("not_computed", argument="output_attentions"):
+        load(output_attentions=True)
+
+
+def test_attributes_that_are_set_on_a_config_are_those_of_the_original(tmp_path):
+    convert(llama(), [CoPE(p_max=4)]).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.use_cache, config.output_hidden_states = False, True
+    for model in (
+        AutoModelForCausalLM.from_config(config),
+        AutoModelForCausalLM.from_pretrained(tmp_path, config=config),
+    ):
+        assert model(TOKENS).cache is None
+        assert model(TOKENS).hidden_states is not None
+    config.output_attentions = True
+    with raises("not_computed", argument="output_attentions"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
 
 
 def test_a_static_cache_is_refused():
