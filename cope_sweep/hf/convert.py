@@ -36,6 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.import_utils import is_tracing
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.hf.arguments import check_positions
 from cope_sweep.kernels import LayerEncoding
 from cope_sweep.nn import (
     UNKNOWN_CONTEXT,
@@ -185,22 +186,80 @@ def _attention(
 
 def _mask(
     *,
+    batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    device: torch.device | None = None,
     **_: Any,
 ) -> Tensor | None:
     """The mask of padding, (B, S), from which transformers would make one with a row for each query."""
     if mask_function is not causal_mask_function:
+        if attention_mask is None and (is_tracing() or not _is_packed(mask_function, batch_size, q_length, device)):
+            # While tracing, transformers cannot look at position_ids, and takes every row for a packed one.
+            raise _not_computed(
+                "in torch.compile and torch.export, transformers cannot tell packed sequences from others without a "
+                "mask; pass attention_mask=torch.ones_like(input_ids)",
+                "attention_mask",
+            )
         raise _not_computed("several sequences are packed into one row, or a window slides over them", "mask_function")
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise _not_computed("the cache has places for later tokens (a static cache)", "cache_implementation")
     if attention_mask is None or (not is_tracing(attention_mask) and bool(attention_mask.all())):
         return None
     return attention_mask
+
+
+def _is_packed(mask_function: Callable[..., Any], batch: int, queries: int, device: torch.device | None) -> bool:
+    """Whether some token does not attend to the one before it."""
+    row_B1, query_1T = torch.arange(batch, device=device)[:, None], torch.arange(1, queries, device=device)[None]
+    return not bool(mask_function(row_B1, 0, query_1T, query_1T - 1).all())
+
+
+def _check_call(model: nn.Module, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+    """Raise InvalidValue before a call that would compute something else than was asked for.
+
+    A hook of the model without its output layer, which PEFT and the model with that layer both call.
+    """
+    config = cast(PreTrainedConfig, model.config)
+    if config._attn_implementation != IMPLEMENTATION:
+        raise _not_computed(
+            f"{config._attn_implementation!r} would leave out the encodings and the rotation of a converted model; "
+            f"call set_attn_implementation({IMPLEMENTATION!r})",
+            "attn_implementation",
+        )
+    # What follows reads values of tensors, which have none while a graph is traced.
+    if torch.compiler.is_compiling() or is_tracing():
+        return
+    if args:
+        names = inspect.signature(model.forward).parameters
+        arguments = dict(zip(names, args, strict=False)) | arguments
+    asked = arguments.get("output_attentions")
+    if config.output_attentions if asked is None else asked:
+        raise _no_weights()
+    if any(isinstance(child, HeldRotation) for child in model.children()):
+        _check_rotated(arguments)
+
+
+def _check_rotated(arguments: dict[str, Any]) -> None:
+    """Raise InvalidValue for `position_ids` other than those of `ModelRotation`, which count the tokens."""
+    inputs, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+    inputs = arguments.get("inputs_embeds") if inputs is None else inputs
+    cache = arguments.get("cache")
+    cache = arguments.get("past_key_values") if cache is None else cache
+    if inputs is None or arguments.get("position_ids") is None:
+        return
+    (B, T), past = inputs.shape[:2], 0 if cache is None else int(cache.get_seq_length())
+    if mask is None:
+        is_token_BS = torch.ones((B, past + T), dtype=torch.bool, device=inputs.device)
+    elif mask.shape == (B, past + T):
+        is_token_BS = mask.bool()
+    else:
+        return  # the attention refuses such a mask
+    check_positions(arguments["position_ids"], is_token_BS, T, is_relative=True)
 
 
 def _no_weights() -> InvalidValue:
@@ -234,6 +293,13 @@ def _attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
         raise InvalidValue(
             f"{name} is not a causal language model: convert the one that AutoModelForCausalLM gives",
             code="not_a_causal_model",
+            model=name,
+        )
+    if getattr(model.config.get_text_config(), "add_cross_attention", False):
+        raise InvalidValue(
+            f"{name} has attention to the output of an encoder, which cope_sweep does not compute; load it with "
+            "add_cross_attention=False",
+            code="cross_attention",
             model=name,
         )
     layers = {
@@ -307,6 +373,7 @@ def _add(model: PreTrainedModel, layers: dict[int, nn.Module], encodings: list[E
         if keep_rope:
             apply = sys.modules[type(next(iter(layers.values()))).__module__].__dict__["apply_rotary_pos_emb"]
             rotation = ModelRotation.of(held, apply)
+    model.base_model.register_forward_pre_hook(_check_call, with_kwargs=True)
     like = next(model.parameters())
     for index, layer in layers.items():
         serving = [encoding for encoding in encodings if encoding.serves(index)]

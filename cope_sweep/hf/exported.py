@@ -27,6 +27,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from cope_sweep.errors import InvalidValue
+from cope_sweep.hf.arguments import check_positions
 from cope_sweep.inference import Predictor
 from cope_sweep.model import Cache, Transformer
 from cope_sweep.model.attention import LayerCache
@@ -107,7 +108,8 @@ class CopeSweepForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: compute the logits of this many last tokens, or of these; 0: of all.
             return_dict: False: a tuple.
             past_key_values: the older name of `cache`.
-            kwargs: `position_ids` have to count the tokens; `num_items_in_batch` divides the loss.
+            kwargs: `position_ids` have to count the tokens, from 0 in each row and those of the cache included;
+                `num_items_in_batch` divides the loss.
 
         Raises:
             InvalidValue: An argument asks for what the model does not compute.
@@ -115,12 +117,11 @@ class CopeSweepForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if input_ids is None or kwargs.get("inputs_embeds") is not None:
             raise InvalidValue("pass input_ids: the model has no way to start from embeddings", argument="input_ids")
-        _check_positions(kwargs.pop("position_ids", None))
         cache = past_key_values if cache is None else cache
         wants_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if cache is None and wants_cache and not any(encoding.samples for encoding in self.run.model.position):
             cache = DynamicCache(config=self.config)
-        hidden_BTD = self._hidden(input_ids, attention_mask, cache)
+        hidden_BTD = self._hidden(input_ids, attention_mask, cache, kwargs.pop("position_ids", None))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         logits = self.transformer.logits(hidden_BTD if isinstance(kept, int) else hidden_BTD[:, kept])
         loss = None
@@ -130,25 +131,34 @@ class CopeSweepForCausalLM(PreTrainedModel, GenerationMixin):
         is_tuple = return_dict is False or (return_dict is None and not self.config.return_dict)
         return output.to_tuple() if is_tuple else output
 
-    def _hidden(self, tokens_BT: Tensor, mask_BS: Tensor | None, cache: TransformersCache | None) -> Tensor:
+    def _hidden(
+        self,
+        tokens_BT: Tensor,
+        mask_BS: Tensor | None,
+        cache: TransformersCache | None,
+        position_ids: Tensor | None,
+    ) -> Tensor:
         """The input of the output layer, (B, T, D)."""
         T = tokens_BT.shape[1]
         past = _Past.of(cache, len(self.transformer.blocks))
+        S = T + (0 if past is None else past.length)
         if mask_BS is not None and mask_BS.dim() != 2:
             raise InvalidValue(
                 "attention_mask has to be (batch, tokens)", code="not_computed", argument="attention_mask"
             )
         if mask_BS is None or bool(mask_BS.all()):
+            check_positions(position_ids, tokens_BT.new_ones((len(tokens_BT), S)).bool(), T, is_relative=False)
             layers = None if past is None else past.layers
             hidden_BTD = self.transformer.hidden(tokens_BT, layers)
         else:
             is_token_BS = mask_BS.bool()
-            if is_token_BS.shape != (len(tokens_BT), T + (0 if past is None else past.length)):
+            if is_token_BS.shape != (len(tokens_BT), S):
                 raise InvalidValue(
                     "attention_mask has to have a column for each token, those of the cache included",
                     code="invalid_shape",
                     argument="attention_mask",
                 )
+            check_positions(position_ids, is_token_BS, T, is_relative=False)
             if past is None and not (is_token_BS.long().diff(dim=1) > 0).any():
                 # Padding behind the tokens: no token sees it.
                 hidden_BTD = self.transformer.hidden(tokens_BT, lengths_B=is_token_BS.sum(dim=1))
@@ -245,15 +255,6 @@ class _Past:
             keys = torch.cat([x[:, :, -tokens:].to(layer["v"].dtype) for x in parts.values()], dim=-1)
             cache.update(keys, layer["v"][:, :, -tokens:], number)
         setattr(cache, LAYOUT, layout)
-
-
-def _check_positions(position_ids: Tensor | None) -> None:
-    if position_ids is not None and bool((position_ids.diff(dim=1) < 0).any()):
-        raise InvalidValue(
-            "position_ids start again within a row, and the model does not compute packed sequences; pad them instead",
-            code="not_computed",
-            argument="position_ids",
-        )
 
 
 def export(checkpoint: Path | str, folder: Path | str) -> None:

@@ -331,6 +331,7 @@ def test_bfloat16():
         (llama, ["absolute"], {}, "not_in_attention", {"kind": "absolute"}),
         (llama, ["t5"], {}, "shared_by_layers", {"key": "t5.share_layers"}),
         (llama, [CoPE(gate_bias={"span": 4096})], {}, "invalid_value", {"key": "cope.gate_bias", "below": 2048}),
+        (lambda: gpt2(add_cross_attention=True), ["cope"], {}, "cross_attention", {"model": "GPT2LMHeadModel"}),
         (gpt2, ["cope"], {"keep_rope": False}, "no_rope", {"model": "GPT2LMHeadModel"}),
         (llama, [CoPE(rotated_query=True)], {"keep_rope": False}, "no_effect", {"key": "cope.rotated_query"}),
         (lambda: convert(llama(), ["cope"]), ["cope"], {}, "already_converted", {"model": "LlamaForCausalLM"}),
@@ -357,7 +358,8 @@ def test_a_refused_model_is_as_it_was():
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
-        ({"position_ids": torch.arange(17)[None].expand(2, -1) % 9}, "mask_function"),
+        ({"position_ids": torch.arange(17)[None].expand(2, -1) % 9}, "position_ids"),
+        ({"output_attentions": True}, "output_attentions"),
         ({"attention_mask": torch.ones(2, 1, 17, 17, dtype=torch.bool)}, "attention_mask"),
     ],
 )
@@ -365,6 +367,119 @@ def test_attention_that_is_not_computed_is_refused(arguments, argument):
     model = convert(llama(), [CoPE(p_max=4)])
     with raises("not_computed", argument=argument):
         model(TOKENS, use_cache=False, **arguments)
+
+
+PACKED = torch.tensor([[*range(9), *range(8)]])
+PADDED = torch.tensor([[0] * 6 + [1] * 11, [1] * 17])
+MIDDLE = torch.tensor([[1] * 6 + [0] * 3 + [1] * 8, [1] * 17])
+
+
+@pytest.mark.parametrize("keep_rope", [True, False])
+@pytest.mark.parametrize(
+    ("position_ids", "mask"),
+    [
+        (PACKED, None),
+        (PACKED, torch.ones_like(TOKENS)),
+        (torch.arange(17)[None] * 3, None),
+        (torch.arange(17)[None] + 1, None),
+        (torch.stack((torch.arange(17), PACKED[0])), PADDED),
+        (torch.arange(16)[None], None),
+        # Padding has no position.
+        (torch.arange(17)[None], MIDDLE),
+    ],
+)
+def test_positions_that_are_not_computed_are_refused(position_ids, mask, keep_rope):
+    model = convert(llama(), [CoPE(p_max=4)], keep_rope=keep_rope)
+    for call in (model, model.model):
+        with raises("not_computed", argument="position_ids"):
+            call(TOKENS, position_ids=position_ids, attention_mask=mask)
+    with raises("not_computed", argument="position_ids"):
+        model.model(TOKENS, mask, position_ids)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "gpt2"])
+def test_packed_sequences_are_refused_in_every_model_with_rope(kind):
+    model = convert(MODELS[kind](), [CoPE(p_max=4)])
+    with raises("not_computed", argument="position_ids"):
+        model(TOKENS, position_ids=PACKED)
+
+
+def test_positions_after_a_cache_that_do_not_go_on_are_refused():
+    model = convert(llama(), [CoPE(p_max=4)])
+    cache = model(TOKENS, use_cache=True).cache
+    for start in (0, 16, 100):
+        with raises("not_computed", argument="position_ids"):
+            model(TOKENS[:, :3], cache=cache, position_ids=torch.arange(start, start + 3)[None])
+    assert cache.get_seq_length() == 17
+    model(TOKENS[:, :3], cache=cache, position_ids=torch.arange(17, 20)[None])
+
+
+@pytest.mark.parametrize(
+    ("position_ids", "mask"),
+    [
+        (torch.arange(17)[None], None),
+        (torch.arange(17)[None], PADDED),
+        (MIDDLE.cumsum(1) - 1, MIDDLE),
+        (PADDED.cumsum(1) - 1, PADDED),
+        ((PADDED.cumsum(1) - 1).masked_fill(PADDED == 0, 1), PADDED),
+        ((PADDED.cumsum(1) - 1).masked_fill(PADDED == 0, 0), PADDED),
+        (PADDED.flip(1).cumsum(1) - 1, PADDED.flip(1)),
+        ((PADDED.flip(1).cumsum(1) - 1).masked_fill(PADDED.flip(1) == 0, 1), PADDED.flip(1)),
+    ],
+)
+def test_positions_of_padded_rows_are_those_of_the_original(position_ids, mask):
+    original = llama()
+    model = convert(copy.deepcopy(original), [CoPE(p_max=4)])
+    logits, expected = (m(TOKENS, attention_mask=mask, position_ids=position_ids).logits for m in (model, original))
+    is_token = torch.ones_like(TOKENS) if mask is None else mask
+    torch.testing.assert_close(logits[is_token == 1], expected[is_token == 1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"prefill_chunk_size": 4},
+        {"do_sample": True, "top_k": 1},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": True},
+        {"cache_implementation": "dynamic"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_ways_of_generation_with_padding(kind, options):
+    model = randomise(convert(MODELS[kind](), [CoPE(p_max=4)]))
+    alone = not {"assistant_model", "prompt_lookup_num_tokens"}.isdisjoint(options)  # these take one row
+    tokens, mask = (TOKENS[:1, 6:], PADDED[:1, 6:]) if alone else (TOKENS, PADDED)
+    same = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    if "assistant_model" in options:
+        options = {"assistant_model": MODELS[kind](seed=1)}
+    generated = model.generate(tokens, attention_mask=mask, **same | options)
+    beams = {name: x for name, x in options.items() if "num_" in name and "prompt" not in name}
+    assert torch.equal(generated, model.generate(tokens, attention_mask=mask, use_cache=False, **same | beams))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_another_attention_function_is_refused_at_the_call(kind, name, tmp_path):
+    """It would leave out the encodings, and the rotation with them."""
+    model = convert(MODELS[kind](), [CoPE(p_max=4)])
+    before = model(TOKENS).logits
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        each.set_attn_implementation(name)
+        for call in (each, each.base_model):
+            with raises("not_computed", argument="attn_implementation"):
+                call(TOKENS)
+        with raises("not_computed", argument="attn_implementation"):
+            each.generate(TOKENS, max_new_tokens=2)
+        for copied in (copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
+            with raises("not_computed", argument="attn_implementation"):
+                copied(TOKENS)
+    model.set_attn_implementation("cope_sweep")
+    assert torch.equal(model(TOKENS).logits, before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -419,6 +534,12 @@ def test_attributes_that_are_set_on_a_config_are_those_of_the_original(tmp_path)
     config.output_attentions = True
     with raises("not_computed", argument="output_attentions"):
         AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+
+
+def test_compiling_without_a_cache_needs_a_mask():
+    compiled = torch.compile(convert(llama(), [CoPE(p_max=4)]), backend="eager")
+    with pytest.raises(Exception, match=r"attention_mask=torch\.ones_like\(input_ids\)"):
+        compiled(TOKENS, use_cache=False)
 
 
 def test_a_static_cache_is_refused():

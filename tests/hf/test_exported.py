@@ -178,11 +178,31 @@ def test_a_config_that_does_not_fit(tmp_path, change, code):
         AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
 
 
+LEFT = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
+GAP = torch.tensor([[1] * 5 + [0] * 2 + [1] * 4, [1] * 11])
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones_like(TOKENS), LEFT, LEFT.flip(1), GAP])
+def test_positions_that_count_the_tokens(tmp_path, mask):
+    _, model = exported(tmp_path, ["rope"])
+    position_ids = torch.ones_like(TOKENS).cumsum(1) - 1 if mask is None else mask.cumsum(1) - 1
+    expected = model(TOKENS, attention_mask=mask).logits
+    assert torch.equal(model(TOKENS, attention_mask=mask, position_ids=position_ids).logits, expected)
+    cache = model(TOKENS[:, :6], attention_mask=None if mask is None else mask[:, :6]).cache
+    with raises("not_computed", argument="position_ids"):
+        model(TOKENS[:, 6:], attention_mask=mask, cache=cache, position_ids=position_ids[:, :5])
+    model(TOKENS[:, 6:], attention_mask=mask, cache=cache, position_ids=position_ids[:, 6:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
         ({"inputs_embeds": torch.zeros(2, 3, 8)}, "input_ids"),
         ({"position_ids": torch.arange(11)[None] % 5}, "position_ids"),
+        ({"position_ids": torch.arange(11)[None] * 3}, "position_ids"),
+        ({"position_ids": torch.arange(11)[None] + 1}, "position_ids"),
+        ({"position_ids": torch.arange(11)[None], "attention_mask": GAP}, "position_ids"),
+        ({"position_ids": torch.arange(11)[None], "attention_mask": LEFT}, "position_ids"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "attention_mask"),
         ({"attention_mask": torch.zeros(2, 12)}, "attention_mask"),
     ],
