@@ -451,7 +451,7 @@ class ConvertedConfig(PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What is written."""
-        return cast(dict[str, Any], super().to_diff_dict()) | {"id2label": _REFUSED}
+        return super().to_diff_dict() | {"id2label": _REFUSED}
 
     def original(self) -> PreTrainedConfig:
         """The config of the model that was converted, which remembers the encodings."""
