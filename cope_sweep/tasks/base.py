@@ -26,8 +26,6 @@ IGNORED = -100
 """The target of a token without a target; the loss skips it (torch's convention, `ignore_index`)."""
 
 VALIDATION = "validation"
-MOST_FREQUENT = "the most frequent answer"
-"""The rule that is first in `Task.shortcut_errors`, if the first test set has any answers."""
 """The split of generated tasks that searches and schedules choose by: further sequences of the training ones' kind."""
 
 BLOCK = 64
@@ -121,6 +119,9 @@ class Task(Kind):
 
     LOOKS_AHEAD: ClassVar[bool] = False
     """`with_targets` makes the input at a place from a later token: no model of this task can generate tokens."""
+
+    MOST_FREQUENT: ClassVar[str] = "the most frequent answer"
+    """The rule that is first in `shortcut_errors`, if the first test set has any answers."""
 
     def partial_errors(self, split: str) -> tuple[str, ...]:
         """Further metrics of a split: errors on some of its targets, in percent: `last_error`, `distance_error@8`.
@@ -368,7 +369,7 @@ def _shortcut_errors(task: Task, split: str, count: int, metric: str) -> tuple[t
         return ()
     first = task.sequences(task.TESTS[0], 0, 0, count)
     counts_V = np.bincount(first.targets_NT[first.answers_NT])
-    answers: dict[str, Any] = {MOST_FREQUENT: counts_V.argmax()} if len(counts_V) else {}
+    answers: dict[str, Any] = {task.MOST_FREQUENT: counts_V.argmax()} if len(counts_V) else {}
     answers |= {name: a if a.ndim == 2 else a[:, None] for name, a in task.shortcuts(batch.inputs_NT).items()}
     is_wrong = {name: (answer != batch.targets_NT)[counted_NT] for name, answer in answers.items()}
     return tuple((name, 100 * float(wrong.mean())) for name, wrong in is_wrong.items())

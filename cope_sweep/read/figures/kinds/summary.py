@@ -87,14 +87,16 @@ def _with_rules(data: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     most_frequent, shortcut     the error of the most frequent answer, and the smallest error of the task's other rules
     """
     from cope_sweep.read.tables.rules import rule_errors
-    from cope_sweep.tasks.base import MOST_FREQUENT
 
     runs = {row.name: row.runs[0] for row in plan.rows}
+    runs_of_lines = [runs[row] for row in data["row"]]
     errors_of_lines = [
-        {rule: error for rule, error in rule_errors(runs[row], metric).items() if error > 0}
-        for row, metric in zip(data["row"], data["metric"], strict=True)
+        {rule: error for rule, error in rule_errors(run, metric).items() if error > 0}
+        for run, metric in zip(runs_of_lines, data["metric"], strict=True)
     ]
-    most_frequent = [errors.pop(MOST_FREQUENT, math.nan) for errors in errors_of_lines]
+    most_frequent = [
+        errors.pop(run.task.MOST_FREQUENT, math.nan) for run, errors in zip(runs_of_lines, errors_of_lines, strict=True)
+    ]
     shortcut = [min(errors.values(), default=math.nan) for errors in errors_of_lines]
     return data.assign(most_frequent=most_frequent, shortcut=shortcut).astype(dict.fromkeys(RULES, "float64"))
 
