@@ -40,7 +40,7 @@ def test_list(stored):
 def test_list_shows_the_runs_at_each_scale(shell):
     shell.write("heir", "title: Heir\ninherit: tiny\nscales: {brief: {seeds: [7]}}\n")
     (entry,) = [entry for entry in shell.json("list") if entry["name"] == "heir"]
-    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}}}
+    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}, "same_runs": False}}
     out, _ = shell("list")
     (line,) = [line for line in out.splitlines() if line.startswith("heir")]
     assert re.search(r" 0/4 +brief 0/2", line)

@@ -34,7 +34,7 @@ def test_stop_ends_a_sweep_whose_job_has_not_started(shell):
     record = sweep_record("20260801-000000-aa", status="pending", ended_ms=None)
     store.write_sweep(record)
     assert shell.json("stop", record.sweep_id, "--timeout", "0") == {"stopped": [record.sweep_id], "running": []}
-    assert store.sweep(record.sweep_id).status == "failed"
+    assert store.sweep(record.sweep_id).status == "interrupted"
 
 
 def test_stop_says_that_a_sweep_goes_on(shell):
