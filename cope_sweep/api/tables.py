@@ -86,7 +86,10 @@ class Verdict(Answer):
     more_seeds: int = Field(
         description="How many seeds a row needs beside the planned ones before any data could be significant."
     )
-    command: str | None = Field(description="Trains what is missing for a verdict; null if nothing is.")
+    command: str | None = Field(
+        description="Trains what is missing for a verdict; null if nothing is, or if more seeds would make a search "
+        "suggest other rows."
+    )
     declared: str = Field(
         description="Whether a claim of the ablation that compares these rows by this metric stood in its file before "
         "the runs started: `before (2026-11-24, abc1234)`, `after`, `not recorded`; `not claimed` if none does."

@@ -33,7 +33,7 @@ class Filter:
     operator: Operator
     value: bool | int | float | str
     typed: str | None = field(default=None, compare=False)
-    """The value as it was typed: a label may look like a number. None: it was quoted, or not typed."""
+    """The value as it was typed, with its quotes: a label may look like a number. None: it was not typed."""
 
 
 def parse_filter(text: str) -> Filter:

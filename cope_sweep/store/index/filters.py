@@ -116,7 +116,8 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
     if wanted.key.startswith(TAGS):
         joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
         # Labels are texts: a number is compared as it was typed.
-        named = replace(wanted, value=content or str(wanted.value))
+        typed = str(wanted.value) if wanted.typed is None else wanted.typed
+        named = replace(wanted, value=typed if content is None else content)
         return runs.c.run_id.in_(joined.where(_compared(_tag(wanted.key), named)))
     number, text = values_of(connection, wanted.key)
     if content is None:

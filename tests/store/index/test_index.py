@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from cope_sweep.config.filters import parse_filter
 from cope_sweep.records import Event
 from cope_sweep.store import Filter, RunQuery, Store, StoreError
 from cope_sweep.store.index import Index
@@ -13,7 +14,7 @@ from cope_sweep.store.index.rows import write_counters, write_runs
 from cope_sweep.store.index.tables import FORMAT
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
-from tests.store.index.rows import row, summary, write_sweep
+from tests.store.index.rows import members, row, summary, write_sweep
 
 RUNS = [
     tiny_run(seed=seed, **{"model.layers": layers, "model.position": position})
@@ -190,6 +191,14 @@ def test_integers_up_to_the_limit_and_fractions_are_compared(filled):
 def test_keys_with_other_letters_are_found(index):
     index.write([row(RUNS[0], metrics={"größe": 2.0}, facts={"名": "x"})])
     assert matching(index, ("größe", ">", 1), ("facts.名", "=", "x")) == [0]
+
+
+def test_a_label_that_looks_like_a_number_is_found_as_it_was_typed(filled):
+    labelled = [{**member, "labels": {"n": "0.10"}} for member in members(RUNS[:1])]
+    filled.write_sweep(summary("2026-a", "finished", runs=1), labelled, ttl_s=None)
+    for text in ("tags.n=0.10", 'tags.n="0.10"'):
+        assert filled.page(RunQuery(filters=(parse_filter(text),))).total == 1
+    assert filled.page(RunQuery(filters=(parse_filter("tags.n=0.1"),))).total == 0
 
 
 def test_an_unknown_tag_is_an_error_that_names_near_ones(filled):
