@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
+from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
@@ -192,7 +193,8 @@ def _train(
         changes = changed_content(plan, store, prepare_tasks(plan, store))
         notes = [_text_of_change(change, [*same_plan, *same_rows]) for change in changes]
     start_s, groups = (LOCAL_START_S, 1) if options.local else (RAY_START_S, options.groups)
-    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s, groups=groups)
+    costs = plan_cost(plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s, groups=groups)
+    _print_cost(console, costs)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
         display = stack.enter_context(progress_display(plan, store, console, leave_out))
 
@@ -255,21 +257,8 @@ def _text_of_change(change: ChangedContent, arguments: Sequence[str]) -> str:
     return f"{text} content, give it another name: {_command()} {shlex.join(['run', *arguments, *sets])}"
 
 
-def _print_cost(
-    console: Console,
-    plan: Plan,
-    store: Store,
-    *,
-    leave_out: Collection[Status] = (),
-    max_runs: int | None = None,
-    start_s: float = RAY_START_S,
-    groups: int | None = None,
-) -> None:
-    """Say how many runs a sweep will train, and how long that takes, before it starts.
-
-    The arguments are those of `plan_cost`.
-    """
-    costs = plan_cost(plan, store, leave_out=leave_out, max_runs=max_runs, start_s=start_s, groups=groups)
+def _print_cost(console: Console, costs: PlanCost) -> None:
+    """Say how many runs a sweep will train, and how long that takes, before it starts."""
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         text = f"{counted(costs.to_do, 'run')} to train: {time} ({costs.basis})"
@@ -309,7 +298,7 @@ def submit_ablation(
             )
         store = str(Path(STORE).absolute())
     console = make_console(stderr=True)
-    _print_cost(console, plan, open_store(store, index), max_runs=limits["max_runs"])
+    _print_cost(console, plan_cost(plan, open_store(store, index), max_runs=limits["max_runs"]))
 
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

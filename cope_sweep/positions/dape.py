@@ -28,14 +28,11 @@ class DAPE(AttentionEncoding):
     """Data-adaptive position encoding."""
 
     SOURCE: ClassVar[str] = "arXiv 2405.14722"
+    replaces: ClassVar[bool] = True
 
     kind: Literal["dape"] = "dape"
     bias: Literal["alibi", "kerple", "fire"] = Field(default="kerple", description="The static bias.")
     hidden: int = Field(default=32, ge=1, le=10**6, description="Hidden units of the MLP.")
-
-    @property
-    def replaces(self) -> bool:
-        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         heads, outer, inner = dims.heads, (2 * dims.heads) ** -0.5, self.hidden**-0.5

@@ -31,6 +31,7 @@ class MapFormerEM(SteppingEncoding):
     """Logits of content times logits of positions, which are running sums of signed steps."""
 
     SOURCE: ClassVar[str] = "arXiv 2511.19279"
+    replaces: ClassVar[bool] = True
 
     kind: Literal["mapformer_em"] = "mapformer_em"
     product: Literal["os", "s"] = Field(
@@ -40,10 +41,6 @@ class MapFormerEM(SteppingEncoding):
     std: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="Standard deviation of the vectors' normal initialisation."
     )
-
-    @property
-    def replaces(self) -> bool:
-        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         vector = Parameter((dims.heads, dims.head_dim), std=self.std, per_layer=True)

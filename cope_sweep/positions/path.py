@@ -50,20 +50,14 @@ class PaTH(AttentionEncoding):
     """Accumulated Householder transformations between a key and a query."""
 
     SOURCE: ClassVar[str] = "arXiv 2505.16381"
+    uses_rotated_query: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
 
     kind: Literal["path"] = "path"
     rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")
     convolution: bool = Field(
         default=True, description="Whether w is convolved over 3 tokens. false: what of PaTH is not its convolution."
     )
-
-    @property
-    def uses_rotated_query(self) -> bool:
-        return True
-
-    @property
-    def replaces(self) -> bool:
-        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         bound = dims.linear_bound

@@ -38,6 +38,7 @@ class PoPE(AttentionEncoding):
     """Polar coordinates: the content of a channel decides its magnitude, the position its phase."""
 
     SOURCE: ClassVar[str] = "arXiv 2509.10534"
+    widens: ClassVar[bool] = True
 
     kind: Literal["pope"] = "pope"
     base: float = Field(default=10_000.0, gt=1, description="The slowest channel completes a turn in 2π·base tokens.")
@@ -47,10 +48,6 @@ class PoPE(AttentionEncoding):
     channels: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
         default=None, description="Channels with magnitudes and phases, the first ones; null: all."
     )
-
-    @property
-    def widens(self) -> bool:
-        return True
 
     def check(self, dims: Dims) -> None:
         super().check(dims)

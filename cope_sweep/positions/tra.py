@@ -37,16 +37,10 @@ class TRA(AttentionEncoding):
     """Selective sparsity, and a decay with the number of selected keys."""
 
     SOURCE: ClassVar[str] = "arXiv 2503.23174"
+    uses_rotated_query: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
 
     kind: Literal["tra"] = "tra"
-
-    @property
-    def uses_rotated_query(self) -> bool:
-        return True
-
-    @property
-    def replaces(self) -> bool:
-        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return projection("decay", dims.heads, dims)

@@ -43,16 +43,10 @@ class Wall(AttentionEncoding):
     """Forget gates for each channel of queries and keys."""
 
     SOURCE: ClassVar[str] = "2026 fla-org/flash-linear-attention"
+    uses_rotated_query: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
 
     kind: Literal["wall"] = "wall"
-
-    @property
-    def uses_rotated_query(self) -> bool:
-        return True
-
-    @property
-    def replaces(self) -> bool:
-        return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return {

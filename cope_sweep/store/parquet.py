@@ -68,16 +68,20 @@ class KeptRun(RunFolder):
         if self._file is None:
             return None
         if name == CURVE_FILE:
-            points: dict[int, dict[str, float]] = {}
-            for step, metric, value, time_ms in self.logged_values():
-                known_time = {} if time_ms is None else {TIME_KEY: time_ms}
-                points.setdefault(step, {"step": step, **known_time})[metric] = value
-            return "".join(f"{json.dumps(point)}\n" for point in points.values()).encode()
+            return "".join(f"{json.dumps(point)}\n" for point in self.curve(times=True)).encode()
         record, documents = self._file.records[self.run_id], dict[str, Any]()
         documents[SPEC_FILE] = {"spec": self._file.specs[self.run_id], "created_ms": record.created_ms}
         if record.status == "finished":
             documents[RESULT_FILE] = {"metrics": record.metrics, "facts": record.facts, "ended_ms": record.ended_ms}
         return json.dumps(documents[name]).encode() if name in documents else None
+
+    def curve(self, *, times: bool = False) -> list[dict[str, float]]:
+        """The logged rows, as `RunFolder.curve` has them."""
+        points: dict[int, dict[str, float]] = {}
+        for step, metric, value, time_ms in self.logged_values():
+            known_time = {TIME_KEY: time_ms} if times and time_ms is not None else {}
+            points.setdefault(step, {"step": step, **known_time})[metric] = value
+        return list(points.values())
 
     def logged_values(self) -> Iterator[LoggedValue]:
         """Step, metric, value and time of day in ms (None: not known) of each logged value."""

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from cope_sweep.config import Row, RunSpec
-from cope_sweep.store import ENDED, Event, Refusal, RunRecord, Store, StoreError
+from cope_sweep.store import ENDED, Event, Lease, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import is_readable, read_run
 from cope_sweep.sweep.executor import Workload
@@ -129,11 +129,11 @@ class Driver:
                     self._index_is_away = True
                     return None
                 self._index_is_away = False
-                if not isinstance(lease, Refusal):
+                if isinstance(lease, Lease):
                     run.attempt = lease.attempt
                     self._move(run, RunState.TRAINING)
                     return run
-                if lease.reason == "finished":
+                if lease == "finished":
                     self._end(run, end_record(self.store, run.run_id))
                 else:
                     self._move(run, RunState.ELSEWHERE)

@@ -6,8 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from cope_sweep.config import RunSpec
 from cope_sweep.store import Event, Lease, Refusal, RunRecord, Store
@@ -62,14 +61,6 @@ class Leases:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_closed, name="leases", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def acquire(self, run: RunSpec) -> Lease | Refusal:
         """Lease a run. One that another sweep trains, or that is finished, is refused. Raises IndexUnavailable."""

@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import BaseTrial, FixedTrial, FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import text
 
 from cope_sweep.config import Plan, Row, RunSpec, SpecError, row_of
 from cope_sweep.config.ablation import Goal
-from cope_sweep.config.points import Dimension, chosen_parameters, dimensions_of, parameters_of
+from cope_sweep.config.points import Dimension, chosen_parameters, parameters_of
 from cope_sweep.store import ENDED, RunRecord, Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import create_database_file
@@ -285,17 +284,16 @@ class Search:
                 self._storage.set_trial_intermediate_value(trial_id, step, values[step])
             self._study.tell(trial.number, value, state, skip_if_finished=True)
         if not waiting:
-            parameters = parameters_of(self._plan.ablation, row.labels)
-            distributions = {
-                dimension.name: _distribution(dimension) for dimension in dimensions_of(self._plan.ablation)
-            }
+            # As if the study had suggested the row: this gives the parameters that it has, and their distributions.
+            suggested = FixedTrial(parameters_of(self._plan.ablation, row.labels))
+            chosen_parameters(self._plan.ablation, partial(_parameter, suggested))
             last = values[max(values)] if values else None
             self._study.add_trial(
                 create_trial(
                     state=state,
                     value=value if state == TrialState.COMPLETE else last,
-                    params=parameters,
-                    distributions={name: distributions[name] for name in parameters},
+                    params=suggested.params,
+                    distributions=suggested.distributions,
                     user_attrs={RUN_ID: _row_id(row)},
                     intermediate_values=values,
                 )
@@ -418,7 +416,7 @@ def _outcome(records: Sequence[RunRecord], metric: str) -> tuple[TrialState, flo
     return TrialState.PRUNED if is_pruned else TrialState.FAIL, None
 
 
-def _parameter(trial: Trial, dimension: Dimension) -> str | float:
+def _parameter(trial: BaseTrial, dimension: Dimension) -> str | float:
     """What a trial suggests for a dimension."""
     numbers = dimension.numbers
     if numbers is None:
@@ -427,13 +425,3 @@ def _parameter(trial: Trial, dimension: Dimension) -> str | float:
     if numbers.is_int:
         return trial.suggest_int(dimension.name, int(low), int(high), log=numbers.is_log)
     return trial.suggest_float(dimension.name, low, high, log=numbers.is_log)
-
-
-def _distribution(dimension: Dimension) -> BaseDistribution:
-    numbers = dimension.numbers
-    if numbers is None:
-        return CategoricalDistribution(dimension.choices)
-    low, high = numbers.bounds
-    if numbers.is_int:
-        return IntDistribution(int(low), int(high), log=numbers.is_log)
-    return FloatDistribution(low, high, log=numbers.is_log)

@@ -234,7 +234,7 @@ class Sweep:
             on_stop_request=lambda: self._stop_because(STOP_REQUESTED),
             on_wait=lambda: self.callbacks.on_note(WAITS_FOR_INDEX),
         )  # fmt: skip
-        with leases, _time_limit(self.budget.time_budget_s, self._stop_because):
+        with contextlib.closing(leases), _time_limit(self.budget.time_budget_s, self._stop_because):
             if self.store.index.stop_requested(sweep_id):  # before the job had started
                 self._stop_because(STOP_REQUESTED)
                 return

@@ -34,7 +34,7 @@ def train_by(
     """Have an executor train runs in a sweep. `options` are fields of a `Workload`, and callbacks."""
     stop = stop or threading.Event()
     options["callbacks"] = Callbacks(**{name: options.pop(name) for name in list(options) if name.startswith("on_")})
-    with Leases(store, sweep_id, stop=stop) as leases:
+    with contextlib.closing(Leases(store, sweep_id, stop=stop)) as leases:
         executor(Workload(runs, store, resources, leases, stop=stop, **options))
 
 
@@ -90,5 +90,5 @@ class Recorded:
 @contextlib.contextmanager
 def other_sweep(store: Store) -> Iterator[Leases]:
     """The leases of another sweep on the same store, held by a process that lives."""
-    with Leases(store, "other-sweep", stop=threading.Event()) as leases:
+    with contextlib.closing(Leases(store, "other-sweep", stop=threading.Event())) as leases:
         yield leases

@@ -46,3 +46,37 @@ def randomize(parameters, std, seed=1):
     with torch.no_grad():
         for parameter in parameters:
             parameter.normal_(0, std, generator=rng)
+
+
+def gpt2_state(model):
+    """The weights of a `gpt2` model with absolute positions first, as transformers' GPT2LMHeadModel calls them."""
+    state = {"transformer.wte.weight": model.embedding.weight, "transformer.wpe.weight": model.position[0].shared["e"]}
+    state |= {"transformer.ln_f.weight": model.norm.weight, "transformer.ln_f.bias": model.norm.bias}
+    for i, block in enumerate(model.blocks):
+        at = f"transformer.h.{i}."
+        for name, module in (("ln_1", block.attention_norm), ("ln_2", block.ffn_norm)):
+            state |= {f"{at}{name}.weight": module.weight, f"{at}{name}.bias": module.bias}
+        for name, linear in (
+            ("attn.c_attn", block.attention.qkv),
+            ("attn.c_proj", block.attention.out),
+            ("mlp.c_fc", block.feed_forward.up),
+            ("mlp.c_proj", block.feed_forward.down),
+        ):
+            state |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": linear.bias}
+    return state
+
+
+def llama_state(model):
+    """The weights of a `llama` model, as transformers' LlamaForCausalLM calls them."""
+    state = {"model.embed_tokens.weight": model.embedding.weight, "lm_head.weight": model.head.weight}
+    state["model.norm.weight"] = model.norm.weight
+    for i, block in enumerate(model.blocks):
+        at = f"model.layers.{i}."
+        q, k, v = block.attention.qkv.weight.chunk(3)
+        state |= {f"{at}self_attn.{n}_proj.weight": w for n, w in (("q", q), ("k", k), ("v", v))}
+        state[f"{at}self_attn.o_proj.weight"] = block.attention.out.weight
+        for name in ("gate", "up", "down"):
+            state[f"{at}mlp.{name}_proj.weight"] = getattr(block.feed_forward, name).weight
+        state[f"{at}input_layernorm.weight"] = block.attention_norm.weight
+        state[f"{at}post_attention_layernorm.weight"] = block.ffn_norm.weight
+    return state

@@ -18,7 +18,7 @@ from cope_sweep.model import Transformer
 from cope_sweep.positions import CoPE, RoPE
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
-from tests.helpers.tiny_models import randomize
+from tests.helpers.tiny_models import gpt2_state, llama_state, randomize
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
 
@@ -95,18 +95,7 @@ def test_llama_is_our_llama_of_the_same_weights(keep_rope, options):
     position = [*(["rope"] if keep_rope else []), cope]
     ours = our_model("llama", position, **{"model.tied": False, "model.ffn_dim": 56})
     theirs = convert(llama(num_key_value_heads=4), [cope], keep_rope=keep_rope)
-    state = {"model.embed_tokens.weight": ours.embedding.weight, "lm_head.weight": ours.head.weight}
-    state["model.norm.weight"] = ours.norm.weight
-    for i, block in enumerate(ours.blocks):
-        at = f"model.layers.{i}."
-        q, k, v = block.attention.qkv.weight.chunk(3)
-        state |= {f"{at}self_attn.{n}_proj.weight": w for n, w in (("q", q), ("k", k), ("v", v))}
-        state[f"{at}self_attn.o_proj.weight"] = block.attention.out.weight
-        for name in ("gate", "up", "down"):
-            state[f"{at}mlp.{name}_proj.weight"] = getattr(block.feed_forward, name).weight
-        state[f"{at}input_layernorm.weight"] = block.attention_norm.weight
-        state[f"{at}post_attention_layernorm.weight"] = block.ffn_norm.weight
-    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    missing, unexpected = theirs.load_state_dict(llama_state(ours), strict=False)
     assert not unexpected
     assert all(".positions." in name for name in missing)
     copy_tables(ours, theirs, len(position) - 1)
@@ -117,20 +106,7 @@ def test_llama_is_our_llama_of_the_same_weights(keep_rope, options):
 def test_gpt2_is_our_gpt2_of_the_same_weights():
     position = ["absolute", {"kind": "cope", "p_max": 6}, {"kind": "alibi"}]
     ours, theirs = our_model("gpt2", position), convert(gpt2(), position[1:])
-    state = {"transformer.wte.weight": ours.embedding.weight, "transformer.wpe.weight": ours.position[0].shared["e"]}
-    state |= {"transformer.ln_f.weight": ours.norm.weight, "transformer.ln_f.bias": ours.norm.bias}
-    for i, block in enumerate(ours.blocks):
-        at = f"transformer.h.{i}."
-        for name, module in (("ln_1", block.attention_norm), ("ln_2", block.ffn_norm)):
-            state |= {f"{at}{name}.weight": module.weight, f"{at}{name}.bias": module.bias}
-        for name, linear in (
-            ("attn.c_attn", block.attention.qkv),
-            ("attn.c_proj", block.attention.out),
-            ("mlp.c_fc", block.feed_forward.up),
-            ("mlp.c_proj", block.feed_forward.down),
-        ):
-            state |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": linear.bias}
-    _, unexpected = theirs.load_state_dict(state, strict=False)
+    _, unexpected = theirs.load_state_dict(gpt2_state(ours), strict=False)
     assert not unexpected
     copy_tables(ours, theirs, 1)
     torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=1e-9, atol=1e-9)

@@ -6,7 +6,7 @@ import torch
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE
 from tests.helpers.tiny import tiny_run
-from tests.helpers.tiny_models import randomize
+from tests.helpers.tiny_models import gpt2_state, llama_state, randomize
 from tests.positions import naive
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
@@ -39,20 +39,7 @@ def test_gpt2_with_absolute_positions(transformers):
             vocab_size=50, n_positions=40, n_embd=24, n_layer=3, n_head=4, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
         )
     )
-    state = {"transformer.wte.weight": model.embedding.weight, "transformer.wpe.weight": model.position[0].shared["e"]}
-    state |= {"transformer.ln_f.weight": model.norm.weight, "transformer.ln_f.bias": model.norm.bias}
-    for i, block in enumerate(model.blocks):
-        at = f"transformer.h.{i}."
-        for name, module in (("ln_1", block.attention_norm), ("ln_2", block.ffn_norm)):
-            state |= {f"{at}{name}.weight": module.weight, f"{at}{name}.bias": module.bias}
-        for name, linear in (
-            ("attn.c_attn", block.attention.qkv),
-            ("attn.c_proj", block.attention.out),
-            ("mlp.c_fc", block.feed_forward.up),
-            ("mlp.c_proj", block.feed_forward.down),
-        ):
-            state |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": linear.bias}
-    missing, unexpected = reference.double().eval().load_state_dict(state, strict=False)
+    missing, unexpected = reference.double().eval().load_state_dict(gpt2_state(model), strict=False)
     assert set(missing) <= {"lm_head.weight"}  # tied
     assert not unexpected
     torch.testing.assert_close(model(TOKENS), reference(TOKENS).logits, rtol=1e-9, atol=1e-9)
@@ -81,18 +68,7 @@ def test_llama_with_rope(transformers, base):
             attn_implementation="eager",
         )
     )
-    state = {"model.embed_tokens.weight": model.embedding.weight, "lm_head.weight": model.head.weight}
-    state["model.norm.weight"] = model.norm.weight
-    for i, block in enumerate(model.blocks):
-        at = f"model.layers.{i}."
-        q, k, v = block.attention.qkv.weight.chunk(3)
-        state |= {f"{at}self_attn.{n}_proj.weight": w for n, w in (("q", q), ("k", k), ("v", v))}
-        state[f"{at}self_attn.o_proj.weight"] = block.attention.out.weight
-        for name in ("gate", "up", "down"):
-            state[f"{at}mlp.{name}_proj.weight"] = getattr(block.feed_forward, name).weight
-        state[f"{at}input_layernorm.weight"] = block.attention_norm.weight
-        state[f"{at}post_attention_layernorm.weight"] = block.ffn_norm.weight
-    reference.double().eval().load_state_dict(state)
+    reference.double().eval().load_state_dict(llama_state(model))
     # transformers computes the angles in float32, this package in float64.
     torch.testing.assert_close(model(TOKENS), reference(TOKENS).logits, rtol=1e-4, atol=1e-4)
 

@@ -405,7 +405,7 @@ class Queries:
         match = ROW_OF_ABLATION.fullmatch(text)
         if self._files is not None and match is not None:
             return self.best_of_row(match["ablation"], match["row"], scale, sets)
-        run_id = runs.full_id(self.store, text)
+        (run_id,) = runs.full_ids(self.store, [text])
         if RUN_ID.fullmatch(run_id):
             check_no_values(scale, sets)
         return run_id

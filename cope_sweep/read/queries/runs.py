@@ -76,13 +76,8 @@ def run_places(store: Store, run_ids: Sequence[str], plan: Plan | None = None) -
     return places
 
 
-def full_id(store: Store, text: str) -> str:
-    """The id of the only run in the index that starts with these digits; otherwise the text. Raises QueryError."""
-    return full_ids(store, [text])[0]
-
-
 def full_ids(store: Store, texts: Sequence[str]) -> list[str]:
-    """`full_id` of several texts, with one query of the index."""
+    """For each text the id of the only run in the index that starts with its digits, or the text. Raises QueryError."""
     matches: dict[str, list[str]] = {text: [] for text in texts if RUN_PREFIX.fullmatch(text)}
     lengths = set(map(len, matches))
     for run_id in store.index.ids_with_prefixes(matches) if matches else ():

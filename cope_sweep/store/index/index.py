@@ -359,7 +359,7 @@ class Index:
             "worker_id": None,
         }
         is_held = and_(runs.c.status == "running", ~has_expired(runs, now_s))
-        columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, is_held, runs.c.expires_s - now_s)
+        columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, is_held)
         same = runs.c.run_id == record.run_id
         with self.database.writing() as connection:  # writers wait for each other: nobody else reads the same row
             seen = connection.execute(select(*columns).where(same)).one_or_none()
@@ -367,11 +367,11 @@ class Index:
                 write_runs(connection, [record])
                 connection.execute(update(runs).where(same).values(**lease, attempt=1))
                 return Lease(record.run_id, 1)
-            status, attempt, holder, held, left_s = seen
+            status, attempt, holder, held = seen
             if status == "finished":
-                return Refusal("finished", holder)
+                return "finished"
             if held and holder != sweep_id:
-                return Refusal("leased", holder, float(left_s))
+                return "leased"
             values = {**lease, "attempt": attempt + 1, "revision": next_revision(connection)}
             connection.execute(update(runs).where(same).values(values))
             return Lease(record.run_id, attempt + 1)

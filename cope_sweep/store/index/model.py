@@ -58,15 +58,8 @@ class Lease:
     """Counts the leases of the run from 1. An older attempt cannot replace files of a newer one."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a run was not leased."""
-
-    reason: Literal["leased", "finished"]
-    sweep_id: str | None = None
-    """The sweep that holds the lease, or that finished the run."""
-    expires_in_s: float | None = None
-    """The time until the lease expires, unless it is renewed."""
+Refusal = Literal["leased", "finished"]
+"""Why a run was not leased: another sweep trains it, or it is finished."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,13 @@ plain text and the OpenAI protocol has its own error object. A server that liste
 """
 
 
+def guarded(app: ASGIApp, settings: Settings, *, always_asks_keys: bool) -> ASGIApp:
+    """An application with the limits, hosts and keys of the settings. The body of a refused request is not read."""
+    hosts = AllowedHosts(settings.host, settings.allowed_hosts)
+    keys = Authentication(KeysFile(settings.keys_file), always_asks_keys)
+    return Refusals(BodyLimit(app, settings.max_body_bytes), hosts.check, keys.check)
+
+
 class Service(FastAPI):
     """The application inside middleware, so that internal errors, too, have security headers and are counted."""
 
@@ -72,11 +79,10 @@ class Service(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Starlette's application, which routes requests and handles errors, inside this service's middleware."""
-        hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts)
-        keys = Authentication(KeysFile(self.settings.keys_file), self.always_asks_keys)
-        # From the inside out. A refused request is counted, and its answer has the headers, but its body is not read.
-        app: ASGIApp = BodyLimit(HeadAsGet(super().build_middleware_stack()), self.settings.max_body_bytes)
-        app = SecurityHeaders(compression(Refusals(app, hosts.check, keys.check)))
+        # From the inside out. A refused request is counted, and its answer has the headers.
+        app: ASGIApp = HeadAsGet(super().build_middleware_stack())
+        app = guarded(app, self.settings, always_asks_keys=self.always_asks_keys)
+        app = SecurityHeaders(compression(app))
         return Measurement(app, self.metrics, self.routes, log=self.settings.access_log)
 
     def openapi(self) -> dict[str, Any]:

@@ -84,10 +84,6 @@ class ClientGoneError(HttpError):
     status, default_code = 499, "client_gone"
 
 
-class DamagedCheckpointError(HttpError):
-    status, default_code = 409, "damaged_checkpoint"
-
-
 class NotReadyError(HttpError):
     status, default_code = 503, "not_ready"
 

@@ -184,7 +184,7 @@ class SweepJobs:
             # A sweep of the command line may be on another cluster. So may a running one: if that dies, its lease ends.
             if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
                 end_submission(store, sweep_id, "the cluster has no job of this sweep", ("pending",))
-        elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
+        elif outcome.has_ended:
             settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 
     def _cluster(self) -> Cluster:

@@ -98,7 +98,7 @@ def markdown(answer: BaseModel | Sequence[BaseModel], shown: Sequence[str] = ())
     """
     if isinstance(answer, BaseModel):
         return _mapping(_values(answer), shown)
-    return _table([_values(item) for item in answer], shown) or ["none"]
+    return table([_values(item) for item in answer], shown) or ["none"]
 
 
 def _values(answer: BaseModel) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _mapping(values: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
         if (shown and name not in shown) or value in (None, "", [], {}):
             continue
         if isinstance(value, list) and isinstance(value[0], Mapping):
-            tables += ["", f"{name}:", "", *_table(value, shown)]
+            tables += ["", f"{name}:", "", *table(value, shown)]
         elif isinstance(value, str) and "\n" in value.strip():
             tables += ["", f"{name}:", "", *value.strip().splitlines()]
         else:
@@ -119,7 +119,8 @@ def _mapping(values: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
     return lines + tables
 
 
-def _table(rows: Sequence[Mapping[str, Any]], shown: Sequence[str] = ()) -> list[str]:
+def table(rows: Sequence[Mapping[str, Any]], shown: Sequence[str] = ()) -> list[str]:
+    """A table of what rows have, see `table_lines`; of the columns that `shown` names, if they have one of them."""
     columns = {name: None for row in rows for name, value in row.items() if value not in (None, "", [], {})}
     # A list of other models than those that were chosen from is shown with all that it has.
     chosen = [name for name in columns if name in shown] or list(columns)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from cope_services.http.components import Components
 from cope_services.http.errors import TimeLimitError
-from cope_services.mcp.answers import markdown, page, table_lines
+from cope_services.mcp.answers import markdown, page, table, table_lines
 from cope_services.models.perplexity import compare
 from cope_sweep.api.ablations import GetMissing, ListAblations, ListClaims, Missing
 from cope_sweep.api.figures import GetFigure
@@ -138,11 +138,7 @@ class AskedRuns(Asked):
         chosen = question.fields or list(self.FIELDS[2:])
         answer: RunPage = queries.ask(question.model_copy(update={"fields": chosen}))
         runs = [run.model_dump(mode="json", exclude_unset=True) for run in answer.runs]
-        columns = list(
-            dict.fromkeys(name for run in runs for name, value in run.items() if value not in (None, [], {}))
-        )
-        table = table_lines(columns, [[run.get(name) for name in columns] for run in runs]) if runs else []
-        return text_page([f"total: {answer.total}", "", *table], start, next_page(answer))
+        return text_page([f"total: {answer.total}", "", *table(runs)], start, next_page(answer))
 
 
 class AskedTried(Asked):

@@ -20,9 +20,9 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from cope_services.http.access import AllowedHosts, Authentication, KeysFile, check_may_submit, is_loopback
-from cope_services.http.app import components_of
-from cope_services.http.middleware import BodyLimit, Refusals, SecurityHeaders
+from cope_services.http.access import check_may_submit, is_loopback
+from cope_services.http.app import components_of, guarded
+from cope_services.http.middleware import SecurityHeaders
 from cope_services.http.server import browser_url, check_api_keys, listen, run_until_signal
 from cope_services.http.settings import Settings
 from cope_services.mcp import resources
@@ -162,8 +162,6 @@ class AgentServer:
     def application(self) -> ASGIApp:
         """The streamable HTTP transport, with the hosts, keys and limits of the REST service."""
         settings = self.settings
-        hosts = AllowedHosts(settings.host, settings.allowed_hosts)
-        keys = Authentication(KeysFile(settings.keys_file), not is_loopback(settings.host))
         transport: ASGIApp = self.server.streamable_http_app(
             streamable_http_path=PATH,
             stateless_http=True,  # every request carries what it needs: no sessions that clients could pile up
@@ -172,8 +170,7 @@ class AgentServer:
             # `AllowedHosts` checks Host and Origin, as in the service.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
-        limited = BodyLimit(transport, settings.max_body_bytes)
-        return SecurityHeaders(Refusals(limited, hosts.check, keys.check))
+        return SecurityHeaders(guarded(transport, settings, always_asks_keys=not is_loopback(settings.host)))
 
     def serve_http(self) -> None:
         """Serve over HTTP until SIGINT. Raises UserError beyond this machine without keys, BindError."""

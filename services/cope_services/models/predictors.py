@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
 
 from cope_services.http.caching import SharedTasks
-from cope_services.http.errors import DamagedCheckpointError, TooLargeError
+from cope_services.http.errors import TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.http.work import WorkQueue
 from cope_services.models.batching import Batcher
@@ -25,7 +24,7 @@ from cope_sweep.api.runs import Checkpoint, CheckpointFile
 from cope_sweep.errors import CheckpointError, NotFoundError
 from cope_sweep.signals import user_code
 from cope_sweep.store import RunFolder
-from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.files import sha256
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
@@ -102,8 +101,7 @@ def checkpoint_listing(folder: RunFolder) -> Checkpoint:
 @cached(LRUCache(1024), condition=Condition())
 def _sha256(path: Path, state: Hashable) -> str:
     """The digest in hexadecimal. `state` is part of the cache key, so a changed file is read again."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256(path)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -146,12 +144,12 @@ class Predictors:
     async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
         """The model of the finished run that `find` returns. Calls with the same `key` share its result.
 
-        Raises TooLargeError, DamagedCheckpointError, CheckpointError, NotFoundError, and the errors of `find`.
+        Raises TooLargeError, CheckpointError, NotFoundError, and the errors of `find`, among them DamagedError.
         """
         self.requested += 1
         predictor = self._fresh.get(key)
         if predictor is None:
-            predictor = self._fresh[key] = await self.look_up(key, lambda: self._find(find))
+            predictor = self._fresh[key] = await self.look_up(key, lambda: self._predictor(find()))
         return predictor
 
     async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
@@ -176,12 +174,6 @@ class Predictors:
             # No other thread waits for matplotlib: those of `prepare` also read texts and write answers.
             async with self._drawings.slot():
                 return await self.batcher.prepare(lambda: probe_image(probed, request, output_format))
-
-    def _find(self, find: Callable[[], RunFolder]) -> Predictor:
-        try:
-            return self._predictor(find())
-        except DamagedError as error:  # links, pipes: the store refuses to open them
-            raise DamagedCheckpointError(str(error), code=error.code, **error.data) from error
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = checkpoint_files(folder)
