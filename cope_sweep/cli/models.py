@@ -259,8 +259,8 @@ def probe(
     tokens and on the others, how well the gates separate them (AUC: 1 is always, ½ is chance), the distance of the
     means in standard deviations (Cohen's d), and the share of pairs with a position beyond the last embedding.
 
-    With --load, the table shows for each head what an encoding's logits do instead: their mean size, that of the
-    content's (q·k/√K) and the ratio of both, which is near 0 if the encoding does nothing; the share of keys beyond the
+    With --load, the table shows for each head what an encoding's logits do instead: their mean size, the
+    mean size of q·k/√K, and the ratio, which is near 0 if the encoding does nothing; the share of keys beyond the
     last embedding; the share of attention's entropy that the encoding's logits alone explain; and the largest position
     in rows of several lengths, which grows linearly with the row if all gates are alike. 16 rows of each sequence are
     measured, evenly spaced.

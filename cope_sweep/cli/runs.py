@@ -437,7 +437,7 @@ def logs(
 
     Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
 
-    Example: `cope-sweep logs 20261124-101500-3f`
+    Example: `cope-sweep logs 20261124-101500-3f2a`
     """
     if as_json and follow:
         raise conflict("--json is one document; leave out --follow", "--json", "--follow")

@@ -200,8 +200,8 @@ def prune(
     index: IndexOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Free disk space: temporary and damaged files, old logs, resume files of finished runs; with options, those of
-    other runs, and whole runs.
+    """Free disk space: temporary and damaged files, old logs, resume files of finished runs. Options also delete resume
+    files of other runs, or whole runs.
 
     It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`. Of a store in an
     object store, whole runs are deleted there, and everything else, also copies of checkpoints, on this machine only.
@@ -329,7 +329,8 @@ def delete(
             raise in_training(run_id, records[run_id].sweep_id)
     if not yes:
         _show_runs(opened, list(records.values()))
-        question = f"Delete {counted(len(run_ids), 'run')}, with curves, checkpoints and MLflow's copies?"
+        copies = "curves and checkpoints" if no_mlflow else "curves, checkpoints and MLflow's copies"
+        question = f"Delete {counted(len(run_ids), 'run')}, with {copies}?"
         typer.confirm(question, abort=True, err=True)
     tracker = None if no_mlflow else _existing_tracker(opened, mlflow)
     stop, deleted = threading.Event(), list[str]()

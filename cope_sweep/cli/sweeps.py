@@ -134,7 +134,7 @@ def retry(
 
     Example: `cope-sweep retry quickstart --failed`
 
-    Example: `cope-sweep retry 20261124-101500-3f`
+    Example: `cope-sweep retry 20261124-101500-3f2a`
     """
     from cope_sweep.cli.training import Training, train_ablation, train_rest
     from cope_sweep.store import SWEEP_ID, Status

@@ -236,7 +236,7 @@ def _train(
         command, folder = _command(), _other_folder(options.ablations)
         serve = shlex.join(["serve", *store.option, *folder])
         steps = [
-            (f"{command} report {shlex.join(same_plan)}", "shows which differences are real, and what is missing"),
+            (f"{command} report {shlex.join(same_plan)}", "shows differences, verdicts, and what is missing"),
             (f"{command} {serve}", "shows curves and tables on a page at http://127.0.0.1:8000"),
         ]
         print_steps(console, steps)

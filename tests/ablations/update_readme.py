@@ -86,7 +86,7 @@ def quick_start():
     """The table of the quick start, and what its sign means."""
     report = next(each for each in our_reports() if stem_of(each) == "quickstart")
     table = table_of(report).to_markdown().partition("\n\n")[0] + "\n"
-    sign = f"\n2/2 (34–100 %): seeds that reached an error of 1 % or less, and the 95 % interval of their share. †: the seeds make at least {STUCK_SHARE} of the errors of a rule that always gives the most frequent answer; 1/2†: one of the two.\n"
+    sign = f"\n2/2 (34–100 %): seeds that reached an error of 1 % or less, and the 95 % interval of their share. †: the seeds are stuck, with at least {STUCK_SHARE} of the errors of always answering with the most frequent token; 1/2†: one of the two.\n"
     assert "2/2 (34–100 %)" in table
     return table + (sign if "†" in table else "")
 
@@ -178,7 +178,7 @@ def caption():
     assert [*copied.index[copied == 0]] == ["Selective copy · CoPE", "Selective copy · CoPE, 16 positions"]
     assert many.finding("In Flip-Flop of 16 times the trained length").verdict == "shown"
     return f"""\
-*Only CoPE with a short convolution has small errors everywhere. Only CoPE without another encoding, with 16 positions or one for every token, copies without errors when the share of blanks changes.
+*Only CoPE with a short convolution stays below 1 % in every column. Only CoPE on its own, with 16 positions or one per token, copies without errors when the share of blanks changes.
 With 16 it makes far fewer errors in Flip-Flop's sequences 16 times as long. Small models, every row tuned alike: [its report]({many.link}).*
 """
 
@@ -205,7 +205,7 @@ def copying():
     return f"""\
 - **Copying** with other shares of blanks ([{many.seeds} seeds, tuned alike]({many.link})): CoPE makes no errors with fewer or more blanks, whether it has 16 positions or \
 one per token; combined with RoPE or a short convolution, it errs on at most {most}. CARoPE errs on at most \
-{many[f"Selective copy · CARoPE, {sparse}"]} of the tokens, Selective RoPE on {many[f"Selective copy · Selective RoPE, {sparse}"]}; MapFormer copies with most seeds, and all others err on {others[0]} and {others[1]} or more (encodings of the distance: p = \
+{many[f"Selective copy · CARoPE, {sparse}"]} of the tokens, Selective RoPE on {many[f"Selective copy · Selective RoPE, {sparse}"]}; MapFormer copies with most seeds, and every other encoding errs on at least {others[0]} (fewer blanks) and {others[1]} (more) (encodings of the distance: p = \
 {p_text(max(found.p for found in of_shares))}). CoPE does not copy more tokens than in training: of twice as many [{few["Selective copy · p_max full, in_dist/token_error@2x"]}]({few.link}) are wrong.
 """
 
@@ -218,14 +218,13 @@ def flip_flop():
     assert tuned.first_finding.weakest.than.row == "RoPE"
     assert tuned.finding("Where more instructions are ignored, 16 positions").verdict == "shown"
     cope, rope, absolute, fox = (tuned.learned(row, sparse) for row in ("CoPE", "RoPE", "Absolute", "FoX"))
-    assert (rope.seeds, fox.mean) == (cope.seeds, "0 %")
     for found in (flip.first_finding, paper.first_finding):
         assert (found.measure, found.verdict) == ("OOD (%)", "shown")
     return f"""\
 - **Flip-Flop** with more instructions to ignore: with [one recipe]({flip.link}) CoPE errs on {flip[f"CoPE, {sparse}"]}, RoPE on {flip[f"RoPE, {sparse}"]} (p = \
-{flip.first_finding.p:.1g}, {flip.seeds} seeds). [Tuned alike]({tuned.link}), {tuned.seeds} fresh seeds, that CoPE is better than RoPE is **not shown**: {tuned[f"CoPE, {sparse}"]} and \
-{tuned[f"RoPE, {sparse}"]} (p = {tuned.first_finding.p:.2f}), absolute positions {tuned[f"Absolute, {sparse}"]}, CoPE with 16 positions {tuned[f"CoPE, 16 positions, {sparse}"]}. Absolute positions \
-learn it with {absolute.seeds} seeds, CoPE and RoPE with {cope.seeds}, FoX with {fox.seeds}; seeds that learn it err on {absolute.mean}, {cope.mean}, {rope.mean} and {fox.mean}. [At the paper's size]({paper.link}): \
+{flip.first_finding.p:.1g}, {flip.seeds} seeds, 8 of them added because the others had left it open). [Tuned alike]({tuned.link}), {tuned.seeds} fresh seeds, CoPE is **not shown** to be better than RoPE: {tuned[f"CoPE, {sparse}"]} and \
+{tuned[f"RoPE, {sparse}"]} (p = {tuned.first_finding.p:.2f}), absolute positions {tuned[f"Absolute, {sparse}"]}, CoPE with 16 positions {tuned[f"CoPE, 16 positions, {sparse}"]}. Of absolute \
+positions {absolute.seeds} seeds learn it (and err on {absolute.mean}), of CoPE {cope.seeds} ({cope.mean}), of RoPE {rope.seeds} ({rope.mean}), of FoX {fox.seeds} ({fox.mean}). [At the paper's size]({paper.link}): \
 {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute {paper[f"Absolute, {sparse}"]} (p = {p_text(paper.first_finding.p)}, {paper.seeds} seeds, two of them added after a \
 look at three); published are 4.9, 20.3 and 21.7 %.
 """
@@ -244,9 +243,9 @@ def longer_flip_flop():
         assert one_recipe.learned(row, far).seeds == "6 of 6"
     return f"""\
 - **Sequences 16 times as long** ([Flip-Flop, tuned alike]({many.link})): stick-breaking and PaTH-FoX {many[f"Flip-Flop · PaTH-FoX, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, \
-DAPE {many[f"Flip-Flop · DAPE, {far}"]}, Wall {many[f"Flip-Flop · Wall, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}; of the distance, Kerple {many[f"Flip-Flop · Kerple, {far}"]}; CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, with a position for every token \
+CoPE with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}, DAPE {many[f"Flip-Flop · DAPE, {far}"]}, Wall {many[f"Flip-Flop · Wall, {far}"]}, FoX {many[f"Flip-Flop · FoX, {far}"]}; the best encoding of the distance, Kerple, {many[f"Flip-Flop · Kerple, {far}"]}; CoPE with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, with a position for every token \
 {many[f"Flip-Flop · CoPE, {far}"]} (p = {p_text(of_tuned.p)}, {many.seeds} seeds). With [one recipe]({one_recipe.link}), with which all seeds learn it, \
-{one_recipe[f"CoPE, 16 positions, {far}"]} and {one_recipe[f"CoPE, {far}"]} (p = {p_text(of_recipe.p)}, {one_recipe.seeds} seeds).
+{one_recipe[f"CoPE, 16 positions, {far}"]} and {one_recipe[f"CoPE, {far}"]} (p = {p_text(of_recipe.p)}, {one_recipe.seeds} seeds). Both claims came when other rows were known; the next were declared before. Hardware differs between the tuned rows (H100, CPUs).
 """
 
 
@@ -257,7 +256,7 @@ def few_positions():
     assert few.finding("With half as many positions").verdict == "opposite"
     return f"""\
 - **[Why few positions generalise]({few.link})**, 8 times as long, {few.seeds} seeds: in Flip-Flop, CoPE errs on {few[f"Flip-Flop · p_max 32, {eight}"]} with 32 positions, on {few[f"Flip-Flop · p_max 64, {eight}"]} with 64, and on \
-{few[f"Flip-Flop · p_max 4, {eight}"]} with 4, which are too few. Training reaches about {few.count("Flip-Flop · p_max full")}; where errors begin to rise is not tested. In counting they grow before that: \
+{few[f"Flip-Flop · p_max 4, {eight}"]} with 4, which are too few. Training reaches about position {few.count("Flip-Flop · p_max full")}; where errors begin to rise is not tested. In counting, where it reaches about {few.count("Counting · p_max full")}, errors grow earlier: \
 {few[f"Counting · p_max 8, {eight}"]} with 8, {few[f"Counting · p_max 16, {eight}"]} with 16, {few[f"Counting · p_max 32, {eight}"]} with 32. In MQAR no difference is shown.
 """
 
@@ -275,8 +274,8 @@ def counting():
     assert {*of_rope} == {""}
     return f"""\
 - **Counting** with more passes than in training: with [one recipe]({count.link}) CoPE errs on {count[f"CoPE · 1, {longer}"]}, RoPE on {count[f"RoPE · 1, {longer}"]}, absolute \
-and the best relative positions on {count[f"Absolute · 1, {longer}"]} and {count[f"Relative, not divided · 1, {longer}"]} (against these two p = {p_text(count.first_finding.p)}, {count.seeds} seeds). [Tuned alike]({many.link}), {many.seeds} fresh seeds, that it is better than RoPE is **not \
-shown**: {many[f"Counting · CoPE, {longer}"]} and {many[f"Counting · RoPE, {longer}"]}, FoX {many[f"Counting · FoX, {longer}"]}, CoPE with 16 positions {many[f"Counting · CoPE, 16 positions, {longer}"]}.
+and the best relative positions on {count[f"Absolute · 1, {longer}"]} and {count[f"Relative, not divided · 1, {longer}"]} (against these two p = {p_text(count.first_finding.p)}, {count.seeds} seeds). [Tuned alike]({many.link}), {many.seeds} fresh seeds, it is **not \
+shown** to be better than RoPE: {many[f"Counting · CoPE, {longer}"]} and {many[f"Counting · RoPE, {longer}"]}, FoX {many[f"Counting · FoX, {longer}"]}, CoPE with 16 positions {many[f"Counting · CoPE, 16 positions, {longer}"]}.
 """
 
 
