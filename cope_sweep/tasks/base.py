@@ -304,6 +304,11 @@ class Task(Kind):
         """The task implements `windows`."""
         return type(self).windows is not Task.windows
 
+    @property
+    def reads_text(self) -> bool:
+        """The sequences are of a text, which another machine may not have. Opens nothing."""
+        return self.has_windows or bool(self.named_content())
+
     def windows(self, split: str, context: int, stride: int) -> Windows:
         """The whole text of a split in windows of `context` tokens, each `stride` tokens after the previous one.
 

@@ -158,7 +158,7 @@ def _example(spec: str) -> str | None:
     try:
         task = RunSpec.model_validate_json(spec).task
         (split, *_) = task.TESTS
-        if task.fingerprint() is not None or task.length(split) > MAX_EXAMPLE_TOKENS:
+        if task.reads_text or task.length(split) > MAX_EXAMPLE_TOKENS:
             return None
         (tokens_T,) = task.sequences(split, 0, 0, 1).whole()
     except (UserError, ValueError):

@@ -31,10 +31,10 @@ STUCK_SHARE = f"{100 * (1 - NEAR):g} %"
 def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
     """Rule → its error in percent on the test set of a metric, such as `in_dist/token_error@4x`.
 
-    Empty if the metric has no rules (`Task.shortcut_errors`), or its task reads a text.
+    Empty if the metric has no rules (`Task.shortcut_errors`), or its task reads a text, which this machine may lack.
     """
     match, task = METRIC.fullmatch(metric), run.task
-    if match is None or match["split"] not in task.splits or task.has_windows:
+    if match is None or match["split"] not in task.splits or task.reads_text:
         return {}
     if match["times"] is None:
         return task.shortcut_errors(match["split"], SEQUENCES, match["measure"])

@@ -14,6 +14,8 @@ from tests.config.test_expand import BASE
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import begin, fail, finish, stop
 from tests.helpers.sweeps import end, members, sweep_record
+from tests.helpers.texts import write_corpus
+from tests.helpers.tiny import tiny_run
 
 SWEEP = "20260730-120000-abcd"
 
@@ -117,6 +119,15 @@ def test_a_run_in_every_state(used, plan):
         used.ask(GetRun(run_id="../x"))
     with raises("not_found", run_id="0123456789abcdef"):
         used.ask(GetRun(run_id="0123456789abcdef"))
+
+
+def test_to_ask_for_a_run_on_a_text_does_not_tokenise_it(queries, tmp_path, monkeypatch):
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
+    folder = write_corpus(tmp_path / "text")
+    run = tiny_run(task={"kind": "wikitext", "corpus": "x", "folder": str(folder), "tokens": 16, "vocabulary": 300})
+    finish(queries.store, run, {"test/loss": 1.0})
+    assert queries.ask(GetRun(run_id=run.run_id)).example is None
+    assert not (tmp_path / "cache").exists()
 
 
 def test_sweeps_have_the_present_status_of_their_runs(used, plan):

@@ -6,7 +6,7 @@ from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.rules import SEQUENCES, rule_errors
 from tests.helpers.finished_runs import finish, plan_of
-from tests.helpers.tiny import TINY
+from tests.helpers.tiny import TINY, tiny_run
 
 ERROR = "in_dist/token_error"
 COUNTING_CONTENT = {
@@ -49,6 +49,11 @@ def test_a_row_without_errors_is_not_like_a_rule_without_errors(store):
     for run in plan.runs:
         finish(store, run, {"dense/token_error": 0.0})
     assert not evidence(read_results(plan, store)).shortcuts.rows_like_rules
+
+
+def test_a_text_that_is_gone_has_no_rules():
+    run = tiny_run(task={"kind": "last_sentence", "corpus": "gone", "folder": "gone.txt"})
+    assert rule_errors(run, ERROR) == {}
 
 
 def test_errors_on_some_answers_have_rules_of_their_own(store):
