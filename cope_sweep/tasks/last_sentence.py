@@ -203,7 +203,8 @@ class LastSentence(GeneratedTask):
         return [*(token for sentence in sentences for token in sentence), self.end + 1, self.token(word)]
 
     def prepare(self) -> None:
-        if self.corpus != COMPOSED:
+        if self.corpus != COMPOSED and self._read_questions().fingerprint != self.fingerprint():
+            _read_questions.cache_clear()  # the text has changed since this process read it
             self._read_questions()
 
     def fingerprint(self) -> str | None:
@@ -313,6 +314,7 @@ class _Questions:
     """The sentences of a text, and the questions that they can answer."""
 
     task: LastSentence
+    fingerprint: str | None
     tokens: np.ndarray
     """The tokens of all sentences, each with its end."""
     first: np.ndarray
@@ -338,6 +340,7 @@ class _Questions:
 @lru_cache(maxsize=2)
 def _read_questions(task: LastSentence, data: Path) -> _Questions:
     """The questions of a text, read once per process. Raises TextError if it is unreadable or has no question."""
+    fingerprint = task.fingerprint()
     tokens = array("i")
     first = [0]
     usable: list[bool] = []
@@ -370,7 +373,8 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
             corpus=task.corpus,
             sentences=len(usable),
         )
-    return _Questions(task, tokens_A.astype(np.min_scalar_type(task.vocabulary)), first_A, tables, queried)
+    tokens_A = tokens_A.astype(np.min_scalar_type(task.vocabulary))
+    return _Questions(task, fingerprint, tokens_A, first_A, tables, queried)
 
 
 def _table(

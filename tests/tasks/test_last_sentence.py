@@ -264,6 +264,17 @@ def test_the_fingerprint_depends_on_the_content_only(tmp_path):
     assert LastSentence().fingerprint() is None
 
 
+def test_a_text_that_has_changed_is_read_again_before_the_next_run(tmp_path):
+    (tmp_path / "new").mkdir()
+    task, new = of_text(tmp_path, story(1, 3000), maximum=2), of_text(tmp_path / "new", story(2, 3000), maximum=2)
+    before, after = (each.sequences("in_dist", 0, 0, 20).inputs_NT for each in (task, new))
+    of_text(tmp_path, story(2, 3000))
+    assert np.array_equal(task.sequences("in_dist", 0, 0, 20).inputs_NT, before)  # a run keeps the text it began with
+    task.prepare()
+    assert task.fingerprint() == new.fingerprint()
+    assert np.array_equal(task.sequences("in_dist", 0, 0, 20).inputs_NT, after)
+
+
 # -- errors
 
 
