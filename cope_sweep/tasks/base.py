@@ -291,13 +291,11 @@ class Task(Kind):
         """Kind and digest of the task's tokenizer: `gpt2 3f2a91c0d4e5`; None if it has none. Raises UserError."""
         return None
 
-    @property
-    def tokenizer_json(self) -> Path | None:
-        """The tokenizer's file, which is copied into checkpoints; None if the task has no tokenizer.
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer's file into a checkpoint. Nothing if the task has no tokenizer.
 
         Raises UserError if the data cannot be used.
         """
-        return None
 
     @property
     def has_windows(self) -> bool:

@@ -190,9 +190,9 @@ class LanguageModelling(Task):
             name = GPT2 if self._uses_gpt2 else BPE
         return f"{name} {self.open_corpus().tokenizer.digest[:12]}"
 
-    @property
-    def tokenizer_json(self) -> Path:
-        return self.open_corpus().tokenizer_json
+    def save_tokenizer(self, folder: Path) -> None:
+        # From memory: the cache may have been deleted since training began.
+        self.open_corpus().tokenizer.save(folder / TOKENIZER_FILE)
 
     def open_corpus(self) -> Corpus:
         """The tokenised corpus; tokenised now if it is not in the cache. Raises UserError."""

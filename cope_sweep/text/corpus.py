@@ -71,10 +71,6 @@ class Corpus:
     fingerprint: str
     """A digest of the text of all splits and of the tokenizer."""
 
-    @property
-    def tokenizer_json(self) -> Path:
-        return self.folder / TOKENIZER_FILE
-
 
 def open_corpus(source: TextSource, tokenizer: TokenizerFiles | None, vocabulary: int) -> Corpus:
     """The corpus of a source; tokenised now if it is not in the cache.

@@ -7,7 +7,6 @@ Read from top to bottom: `train_run` deals with attempts and errors, `_train` wi
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 import traceback
@@ -24,7 +23,6 @@ from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE, short_message
 from cope_sweep.store.errors import DamagedError, FencedError
-from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
 from cope_sweep.train.resume import ResumeWriter, load_state
 from cope_sweep.train.runtime import Runtime
@@ -409,8 +407,7 @@ class TrainingLoop:
             # The result is the last file: it makes the run finished, and has the checksums of the others.
             with self.clock.paused(), self.files.save_checkpoint() as path:
                 save_model(path, self.trainer.model, self.run)
-                if tokenizer := self.run.task.tokenizer_json:
-                    shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
+                self.run.task.save_tokenizer(path)
             facts = self._facts(speed, left_out)
             if (position := largest_position(loads)) is not None:
                 facts["largest_position"] = round(position, 3)

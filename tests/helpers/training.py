@@ -1,7 +1,5 @@
 """Helpers for tests that train runs in a store."""
 
-import shutil
-
 from safetensors.torch import load_file
 
 from cope_sweep.model.checkpoint import save_model
@@ -27,7 +25,7 @@ def trained_on_text(folder, checkpoint):
     while not trainer.done:
         trainer.train_step()
     save_model(checkpoint, trainer.model, trainer.spec)
-    shutil.copy(trainer.spec.task.tokenizer_json, checkpoint)
+    trainer.spec.task.save_tokenizer(checkpoint)
     return trainer
 
 

@@ -52,8 +52,7 @@ class LeavesTask(TASKS["selective_copy"]):  # type: ignore[misc]
             raise SystemExit(0)
         return super().sequences(split, seed, start, count)
 
-    @property
-    def tokenizer_json(self) -> Path | None:
+    def save_tokenizer(self, folder: Path) -> None:
         if self.place == "tokenizer":
             raise SystemExit(0)
-        return super().tokenizer_json
+        super().save_tokenizer(folder)

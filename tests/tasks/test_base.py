@@ -45,11 +45,13 @@ def test_generate_of_a_task_that_reads_a_text_is_an_error():
         WikiText().generate("train", np.random.default_rng(0), 1)
 
 
-def test_generated_tasks_have_no_text():
+def test_generated_tasks_have_no_text(tmp_path):
     task = FlipFlop()
     assert not task.has_windows
     assert task.fingerprint() is None
-    assert task.tokenizer_json is None
+    assert not task.reads_text
+    task.save_tokenizer(tmp_path)
+    assert not list(tmp_path.iterdir())
     with raises("no_text", task="flip_flop"):
         task.windows("in_dist", 16, 16)
 

@@ -223,4 +223,5 @@ def test_the_data_folder_is_found_by_name(task, folder, tmp_path, monkeypatch):
     (tmp_path / "small").symlink_to(folder)
     monkeypatch.setenv("COPE_SWEEP_DATA", str(tmp_path))
     assert task.model_copy(update={"folder": None}).fingerprint() == task.fingerprint()
-    assert task.tokenizer_json.is_file()
+    task.save_tokenizer(tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()

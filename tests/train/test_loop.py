@@ -8,6 +8,7 @@ import torch
 from cope_sweep.model.checkpoint import save_model
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
+from cope_sweep.text import TextTokenizer
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_state
 from tests.helpers.damages import DAMAGES, garble, missing
@@ -22,8 +23,21 @@ def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
     assert folder.result["facts"]["data"] == run.task.fingerprint()
     assert folder.result["facts"]["tokenizer"] == run.task.tokenizer_name()
     assert folder.result["facts"]["precision"] == "fp32"
-    assert (folder.checkpoint / "tokenizer.json").read_bytes() == run.task.tokenizer_json.read_bytes()
+    cached = run.task.open_corpus().folder / "tokenizer.json"
+    assert (folder.checkpoint / "tokenizer.json").read_bytes() == cached.read_bytes()
     assert set(folder.result["metrics"]) >= {f"test/{name}" for name in run.task.METRICS}
+
+
+def test_the_cache_may_be_deleted_while_a_run_trains(store, text, tmp_path):
+    run = text_run(text)
+    folder = store.run(run.run_id)
+
+    def delete(event):
+        if event.step >= 3:
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+    assert train_run(run, folder, Runtime(), on_event=delete) == "finished"
+    assert TextTokenizer.load(folder.checkpoint / "tokenizer.json").digest == run.task.open_corpus().tokenizer.digest
 
 
 @pytest.mark.parametrize(
