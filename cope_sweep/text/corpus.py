@@ -38,7 +38,7 @@ from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer, TokenizerFi
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 """Increase it when the same files start to give different ids."""
 CORPUS_FILE = "corpus.json"
 TRAINING_BYTES = 1 << 30

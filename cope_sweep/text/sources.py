@@ -463,7 +463,7 @@ class LocalTexts:
         start = _place(digest) * (1 - held_out) * size
         # One stretch, at a place that depends on the content alone, so that copies of a file are divided alike.
         ends = [start, start + self.shares.validation * size, start + held_out * size]
-        first, middle, last = _line_starts(path, [int(end) for end in ends])
+        first, middle, last = _borders(path, [int(end) for end in ends])
         # What is held out comes first, so that a limit of the training text does not leave it out.
         for stretch, begin, end in (
             (VALIDATION, first, middle), (TEST, middle, last), (TRAIN, 0, first), (TRAIN, last, size),
@@ -486,20 +486,23 @@ def _known_digest(path: Path) -> str:
     return (create_once(cache_dir() / "digests" / key, create) / "sha256").read_text()
 
 
-def _line_starts(path: Path, places: Sequence[int]) -> list[int]:
-    """The start of the first line, or else of the first character, at or after each place."""
-    starts = []
+def _borders(path: Path, places: Sequence[int]) -> list[int]:
+    """The start of the first line at or after each place; of the first character where no line starts nearby.
+
+    Of different places that have the same next line, all but the last get a character: no stretch between is empty.
+    """
+    borders: dict[int, int] = {}
+    following = path.stat().st_size + 1
     with path.open("rb") as file:
-        for place in places:
+        for place in sorted(set(places), reverse=True):
             file.seek(place)
             data = file.read(LONG_FILE_BYTES // 4)
-            end = data.find(b"\n")
-            if place and end >= 0:
-                starts.append(place + end + 1)
-            else:
+            skipped = data.find(b"\n") + 1
+            if not (place and skipped and place + skipped < following):
                 # A byte of UTF-8 that starts a character is none of 0x80 … 0xBF.
-                starts.append(place + next((i for i, byte in enumerate(data) if not 0x80 <= byte < 0xC0), 0))
-    return starts
+                skipped = next((i for i, byte in enumerate(data) if not 0x80 <= byte < 0xC0), 0)
+            borders[place] = following = place + skipped
+    return [borders[place] for place in places]
 
 
 def find_files(path: str) -> tuple[Path, ...]:

@@ -92,6 +92,23 @@ def test_one_text_file_gives_every_split_a_stretch(tmp_path):
     assert len(test) == pytest.approx(0.05 * size, rel=0.1)
 
 
+@pytest.mark.parametrize("words", [300, 600, 1200])
+def test_a_file_of_long_lines_gives_every_split_a_stretch(words, tmp_path):
+    for seed in range(20):
+        content = "".join(f"{seed} {line}" + " word" * words + " é\n" for line in range(18_000 // (5 * words)))
+        (tmp_path / "train.txt").write_text(content)
+        found = [(split, "".join(pieces)) for split, pieces in stretches(text(path=str(tmp_path / "train.txt")))]
+        assert {split for split, _ in found} == {"train", "validation", "test"}
+        assert sorted("".join(stretch for _, stretch in found)) == sorted(content)
+    (tmp_path / "validation.txt").write_text("of its own\n")
+    found = [split for split, pieces in stretches(text(path=str(tmp_path))) if "word" in "".join(pieces)]
+    assert set(found) == {"train", "test"}
+
+
+def stretches(task):
+    return [document for part in task.text_source().parts(()) for document in part.documents()]
+
+
 def test_files_with_the_names_of_splits_and_an_encoding(tmp_path):
     for split in ("train", "validation"):
         (tmp_path / f"{split}.txt").write_bytes(f"{split} é\n".encode("latin-1") * 100)
