@@ -17,7 +17,6 @@ A corpus with any other name is the user's own, in files of the same names. The 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -27,7 +26,7 @@ from pydantic import Field
 from cope_sweep.tasks.language import FolderTask
 from cope_sweep.text import Corpus, CorpusName, TextError
 from cope_sweep.text.reading import Files
-from cope_sweep.text.sources import SPLIT_WORDS
+from cope_sweep.text.sources import splits_in_name
 
 REPOSITORY = "Salesforce/wikitext"
 CONFIGS = {
@@ -70,8 +69,7 @@ class WikiText(FolderTask):
             ) from error
         by_split: dict[str, list[Path]] = {}
         for path in sorted(text_files):
-            words = re.split(r"[^a-z]+", path.name.lower())
-            for split in {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}:
+            for split in splits_in_name(path.name):
                 by_split.setdefault(split, []).append(path)
         for split in ("train", *self.TESTS):
             paths = by_split.get(split, [])

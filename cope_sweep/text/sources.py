@@ -163,6 +163,11 @@ def _place(digest: bytes) -> float:
     return int.from_bytes(digest[:8]) / 2**64
 
 
+def splits_in_name(name: str) -> set[Split]:
+    """The splits whose words a file's name has."""
+    return {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
+
+
 def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
     """The files of each split, where every name has the word of one (`train-00000-of-00002.parquet`); None if none has.
 
@@ -170,8 +175,7 @@ def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
     """
     names_by_split: dict[str, set[Split]] = {}
     for name in names:
-        words = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
-        names_by_split[name] = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+        names_by_split[name] = splits_in_name(name.rpartition("/")[2])
     named = set().union(*names_by_split.values()) if names_by_split else set()
     # If all files are called train, none is held out: a hash chooses what is.
     if TRAIN not in named or len(named) == 1:
