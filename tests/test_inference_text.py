@@ -43,6 +43,16 @@ def test_perplexity_of_a_text_agrees_with_evaluation(trained, context, stride):
         assert measured.perplexity == pytest.approx(trainer.evaluate(10**6)["test/perplexity"], rel=1e-5)
 
 
+def test_token_ids_with_a_stride_are_read_in_windows_as_in_training(trained):
+    predictor = Predictor.load(trained[2])
+    tokens = predictor.text_tokens(prose(20))
+    measured = predictor.perplexity([tokens], stride=5)
+    assert measured == predictor.perplexity([tokens], context=16, stride=5)
+    assert measured != predictor.perplexity([tokens])
+    with raises("invalid_stride", stride=17, largest=16):
+        predictor.perplexity([tokens], stride=17)
+
+
 def test_a_text_of_one_character(trained):
     measured = Predictor.load(trained[2]).text_perplexity("a")
     assert (measured.tokens, measured.words, measured.size_bytes) == (1, 1, 1)

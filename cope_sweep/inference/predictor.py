@@ -194,7 +194,7 @@ class Predictor:
 
         Args:
             token_ids: The sequences, each of shape (T,).
-            context: Tokens of a window. None: the whole sequence.
+            context: Tokens of a window. None: the whole sequence, or with a `stride` as many as in training.
             stride: Tokens from the start of a window to the start of the next, 1 … `context`. None: `context`.
 
         Raises, like `log_probabilities`; TokensError for a stride out of range, and for a sequence without a token
@@ -205,7 +205,7 @@ class Predictor:
             tokens_T = validate_sequence(ids, self.vocabulary_size, f"sequence {index}")
             inputs_T, trained_T = self.trained(tokens_T)
             self.check_trained(trained_T, f"sequence {index}")
-            width = context or len(tokens_T) - 1
+            width = self.window(context, stride, is_text=False) or len(tokens_T) - 1
             sequences.append((trained_T, list(windows(tokens_T, width, stride or width, inputs_T))))
         scored = self.score_windows(window for _, parts in sequences for window in parts)
         entries = []
