@@ -103,14 +103,15 @@ class Generation:
         self.limit = min(len(self.ids) + self.sampling.max_tokens, longest_read + 1)
         """Number of `ids` at which generation ends."""
         self._rng = np.random.default_rng(self.seed)
-        self._text = b""
+        self.text_bytes = b""
+        """The generated text, which ends before a stop text, but may end inside a character."""
         if not self.sampling.max_tokens:
             self.finish_reason = "length"
 
     @property
     def text(self) -> str:
-        """The generated text, which ends before a stop text."""
-        return self._text.decode(errors="replace")
+        """`text_bytes` as text."""
+        return self.text_bytes.decode(errors="replace")
 
     def choose(self, logits_V: np.ndarray) -> None:
         """Append a token that the float64 logits give, and note whether it is the last. Raises NotFiniteError."""
@@ -131,11 +132,11 @@ class Generation:
 
     def _stops_with(self, piece: bytes) -> bool:
         """Append to the text; if it then contains a stop text, cut it before that, and return True."""
-        self._text += piece
+        self.text_bytes += piece
         stops = [stop.encode() for stop in self.sampling.stop]
-        places = [self._text.index(stop) for stop in stops if stop in self._text]
+        places = [self.text_bytes.index(stop) for stop in stops if stop in self.text_bytes]
         if places:
-            self._text = self._text[: min(places)]
+            self.text_bytes = self.text_bytes[: min(places)]
         return bool(places)
 
 

@@ -317,13 +317,14 @@ async def _score_prompts(
 
 def _choice(request: CompletionRequest, index: int, generation: Generation, scores: Scores | None) -> Choice:
     vocabulary = generation.predictor.vocabulary
-    text = generation.text
+    data = generation.text_bytes
     entries: list[Entry] = [(token.id, token.log_probability, token.top) for token in generation.tokens]
     if request.echo:
         prompt = generation.prompt_T.tolist()
-        text = b"".join(map(vocabulary.piece, prompt)).decode(errors="replace") + text
+        data = b"".join(map(vocabulary.piece, prompt)) + data
         entries = [*_prompt_entries(generation, scores, request.logprobs or 0), *entries]
     logprobs = None if request.logprobs is None else _logprobs(entries, vocabulary)
+    text = data.decode(errors="replace")  # at once: the prompt may end inside a character
     return Choice(index=index, text=text, logprobs=logprobs, finish_reason=generation.finish_reason or "length")
 
 

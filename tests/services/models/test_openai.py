@@ -127,6 +127,15 @@ def test_text_and_ids_are_the_same_prompt(prose_client: httpx.Client, prose: Pro
     assert pinned == by_text
 
 
+def test_a_character_of_the_prompt_and_the_completion_is_whole(prose_client: httpx.Client, prose: ProseStore) -> None:
+    run_id = prose.cope[0]
+    piece = prose.predictor(run_id).vocabulary.piece
+    prompt = [next(token for token in range(300) if piece(token) == bytes([byte])) for byte in "日".encode()[:2]]
+    fields = {"max_tokens": 1, "temperature": 10, "seed": 0, "echo": True}
+    choices = complete(prose_client, run_id, [prompt] * 40, **fields)["choices"]
+    assert {choice["text"] for choice in choices} & set(map(chr, range(0x65C0, 0x6600)))
+
+
 def test_sampling_depends_on_the_seed_alone(prose_client: httpx.Client, prose: ProseStore) -> None:
     def texts(*prompts: str, **fields: Any) -> list[str]:
         choices = complete(prose_client, prose.cope[0], list(prompts), max_tokens=9, **fields)["choices"]
