@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +21,13 @@ from cope_sweep.inference import (
     scoring,
 )
 from cope_sweep.inference.generation import sample
+from cope_sweep.inference.vocabulary import TextVocabulary
 from cope_sweep.positions import ENCODINGS
+from cope_sweep.text import TextTokenizer
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
 from tests.helpers.tiny_models import random_predictor
+from tests.text.test_tokenizer import sentencepiece
 
 COMBINATIONS = [
     *([{"kind": kind}] for kind in ENCODINGS),
@@ -156,6 +160,15 @@ def test_labels_are_read_and_written() -> None:
     assert [labels.label(token) for token in (2, 0)] == [" w", " 0"]
     with raises("unknown_label", label="hello", task="flip_flop", allowed=["0", "1", "w", "i", "r"]):
         labels.encode("w hello")
+
+
+def test_every_token_of_a_tokenizer_of_sentencepiece_s_kind_has_a_label_of_its_own(tmp_path: Path) -> None:
+    sentencepiece([]).save(str(tmp_path / "tokenizer.json"))
+    vocabulary = TextVocabulary(TextTokenizer.load(tmp_path / "tokenizer.json"))
+    labels = [vocabulary.label(token) for token in range(vocabulary.tokenizer.ids + 2)]
+    assert len(set(labels)) == len(labels)
+    assert labels[3 + ord("a")] == f"<{3 + ord('a')}>"
+    assert labels[259:263] == [" ", "a", "c", "t"]
 
 
 def test_a_task_whose_inputs_depend_on_the_answers_generates_nothing() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,10 +111,18 @@ class TextVocabulary:
         if token == self.end_of_text:
             return END_OF_TEXT
         piece = self.piece(token)
+        if piece and self._tokens[piece] != token:
+            return f"<{token}>"
         try:
             return piece.decode() or f"<unused {token}>"
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    @cached_property
+    def _tokens(self) -> dict[bytes, int]:
+        """Piece → the token with this label. SentencePiece's `<0x61>`, which comes before `a`, has the same piece."""
+        ids = range(self.tokenizer.ids)
+        return dict(zip(self.tokenizer.pieces(ids), ids, strict=True))
 
 
 class LabelVocabulary:
