@@ -34,6 +34,7 @@ Shapes: N sequences, K sentences, W places for words in a sentence, Q queries, T
 from __future__ import annotations
 
 import re
+import unicodedata
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -52,7 +53,6 @@ from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files
 from cope_sweep.text.sources import read_document
 
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
 _SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])[\"'”’»)\]]*\s+|\n\s*\n")
 COMPOSED = "composed"
 
@@ -144,8 +144,10 @@ class LastSentence(GeneratedTask):
         return self
 
     def version(self) -> int:
-        """2 for a text: in version 1 the last sentences of the validation set were those of the test sets."""
-        return self.VERSION if self.corpus == COMPOSED else 2
+        """3 for a text: in version 1 the last sentences of the validation set were those of the test sets, and until
+        version 2 combining marks ended words.
+        """
+        return self.VERSION if self.corpus == COMPOSED else 3
 
     @property
     def vocabulary_size(self) -> int:
@@ -195,7 +197,7 @@ class LastSentence(GeneratedTask):
 
     def token(self, word: str) -> int:
         """The token id of a word; case does not matter."""
-        return self._words + zlib.crc32(word.lower().encode()) % (self.vocabulary - self._words)
+        return self._words + zlib.crc32(_normalized(word).encode()) % (self.vocabulary - self._words)
 
     def prompt(self, text: str, word: str) -> list[int]:
         """The token ids of the query how often `word` occurs in the last sentence of `text`, for any text and word."""
@@ -439,7 +441,16 @@ def _files(task: LastSentence) -> tuple[Path, ...]:
 
 def _sentences_of(text: str) -> Iterator[list[str]]:
     """The words of each sentence, in lower case, without sentences that have no words."""
+    text = _normalized(text)
+    # `\w` has no combining marks, such as the vowel signs of Hindi.
+    marks = "".join(sorted(character for character in set(text) if unicodedata.category(character).startswith("M")))
+    word = re.compile(rf"\w[\w{marks}]*(?:['’][\w{marks}]+)*")
     for sentence in _SENTENCE_BOUNDARY.split(text):
-        words = _WORD.findall(sentence.lower())
+        words = word.findall(sentence)
         if words:
             yield words
+
+
+def _normalized(text: str) -> str:
+    """Lower case, with each character in its composed form (NFC)."""
+    return unicodedata.normalize("NFC", text.lower())

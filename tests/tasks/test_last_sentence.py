@@ -1,6 +1,7 @@
 """Counting words in the last sentence: answers, distributions, generated sentences and texts."""
 
 import re
+import unicodedata
 import zlib
 
 import numpy as np
@@ -220,7 +221,7 @@ def test_training_validation_and_test_sets_share_no_last_sentences(tmp_path):
 
 
 def test_only_a_text_has_another_version(tmp_path):
-    assert (LastSentence().version(), of_text(tmp_path, story(1, 9)).version()) == (1, 2)
+    assert (LastSentence().version(), of_text(tmp_path, story(1, 9)).version()) == (1, 3)
 
 
 def test_no_context_spans_two_files(tmp_path):
@@ -250,6 +251,16 @@ def test_the_prompt_of_the_paper(word, times):
 def test_tokens_do_not_depend_on_a_text():
     task = LastSentence(vocabulary=300, maximum=3)
     assert task.token("Book") == task.token("book") == 7 + zlib.crc32(b"book") % 293
+
+
+@pytest.mark.parametrize("text", ["हिन्दी भाषा है", "cafe\u0301 au lait", "l’e\u0301te\u0301 d’A\u030angstro\u0308m"])
+def test_combining_marks_are_parts_of_words_and_of_characters(text):
+    task = LastSentence(vocabulary=50000)
+    tokens = [task.token(word) for word in text.split()]
+    for form in ("NFC", "NFD"):
+        for word, token in zip(text.split(), tokens, strict=True):
+            prompt = task.prompt(unicodedata.normalize(form, text), word)
+            assert prompt == [*tokens, task.end, task.end + 1, token]
 
 
 def test_the_fingerprint_depends_on_the_content_only(tmp_path):
