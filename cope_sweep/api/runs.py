@@ -42,12 +42,16 @@ STATUS = option("Only runs with this status. May be repeated.", max_length=20)
 OfSweep = Annotated[str | None, *option("Only the runs of this sweep.", metavar="SWEEP", max_length=100)]
 OfAblation = Annotated[str | None, *option("Only the runs of this ablation, in plan order.", max_length=200)]
 SortRuns = Annotated[
-    str,
+    str | None,
     *option(
-        "A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.", metavar="KEY"
+        "A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last. Default: run_id, "
+        "or the order of the ablation's plan.",
+        metavar="KEY",
     ),
 ]
-Descending = Annotated[bool, *option("Largest value first.", "--descending")]
+Descending = Annotated[
+    bool, *option("Largest value first; without a key to sort by, the reverse order.", "--descending")
+]
 Limit = Annotated[int, *option("Maximum number of runs.", ge=1, le=1000)]
 Offset = Annotated[int, *option("Number of runs to skip.", ge=0, le=2**31)]
 LoggedValues = Annotated[
@@ -72,15 +76,15 @@ class RunFilter(BaseModel):
     ablation: OfAblation = None
     scale: Scale = None
     set: Sets = []
-    sort: SortRuns = "run_id"
+    sort: SortRuns = None
     descending: Descending = False
 
 
 class ListRuns(RunFilter, Question[RunPage]):
-    """All runs that have been started, filtered and sorted; or the runs of an ablation.
+    """All runs that have been started, filtered and sorted; or the runs of an ablation, or with some ids.
 
-    The runs of an ablation are in plan order and include pending runs. With `filter`, `sweep` or `sort`, pending runs
-    are left out, because they have no values.
+    The runs of an ablation include pending runs, and so do those of `run`. With `filter`, `search`, `sweep` or `sort`,
+    pending runs are left out, because they have no values.
     """
 
     PATH = "/runs"

@@ -269,7 +269,7 @@ def runs(
     ablation: OfAblation = None,
     scale: Scale = None,
     sets: Sets = [],
-    sort: SortRuns = "run_id",
+    sort: SortRuns = None,
     descending: Descending = False,
     limit: Limit = 100,
     offset: Offset = 0,

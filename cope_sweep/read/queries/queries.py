@@ -75,7 +75,7 @@ from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
 from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
 from cope_sweep.read.queries.tried import tried
-from cope_sweep.read.queries.unknown import no_sweep
+from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import compared_pair, reference
@@ -180,9 +180,15 @@ class Queries:
     def planned(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
         """The plan of an ablation at a scale, with values of `--set`.
 
-        It is made from its file, or else from the newest sweep that has recorded it. Raises QueryError for values of
-        `--set` with a folder of results.
+        Without a scale: of a folder of results, at the only scale that it has, if it has none without a scale. Raises
+        QueryError for values of `--set` with a folder of results.
         """
+        plan = self._at_scale(name, scale, sets)
+        only = self.store.only_scale(plan.name) if scale is None else None
+        return self._at_scale(name, only) if only else plan
+
+    def _at_scale(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Plan:
+        """The plan made from the ablation's file, or else from the newest sweep that has recorded it."""
         if sets and self.store.read_only:
             raise QueryError(
                 "a folder of results shows its runs as they are; leave out --set (`set`)",
@@ -226,8 +232,9 @@ class Queries:
             without_file.pop(name, None)
         for name in (*files, *filter(self._is_recorded, sorted(without_file.values()))):
             try:
-                plan = self.load(name)
-                entries.append(AblationSummary(**self._ablation_fields(plan, plan, variants.get(composed(name), []))))
+                base = self._at_scale(name)
+                plan = recorded_plan(base, self.store)
+                entries.append(AblationSummary(**self._ablation_fields(plan, base, variants.get(composed(name), []))))
             except SpecError as error:
                 entries.append(AblationSummary(name=name, error=str(error)))
         return entries
@@ -238,7 +245,7 @@ class Queries:
         text = self.text(name)
         try:
             plan = self.load(name, question.scale, question.set)
-            fields = self._ablation_fields(plan, self.planned(name), self.store.index.variants(name))
+            fields = self._ablation_fields(plan, self._at_scale(name), self.store.index.variants(name))
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
         statuses = self.store.index.statuses((run.run_id for run in plan.runs), counted=True)
@@ -378,9 +385,19 @@ class Queries:
         return tried(self.store, question)
 
     def _run_query(self, question: RunFilter) -> RunQuery:
+        run_ids = None if question.run is None else runs.full_ids(self.store, question.run)
+        for run_id in run_ids or ():
+            if not RUN_ID.fullmatch(run_id):
+                raise no_run(self.store, run_id)
+        if question.ablation is not None:
+            plan = self.load(question.ablation, question.scale, question.set)
+            planned = dict.fromkeys(run.run_id for run in plan.runs)
+            run_ids = [run_id for run_id in (planned if run_ids is None else run_ids) if run_id in planned]
+        else:
+            check_no_values(question.scale, question.set, "add `ablation`")
         query = RunQuery(
             tuple(question.status),
-            run_ids=None if question.run is None else tuple(runs.full_ids(self.store, question.run)),
+            run_ids=None if run_ids is None else tuple(run_ids),
             sweep_id=question.sweep,
             filters=tuple(map(parse_filter, question.filter)),
             search_words=tuple(question.search.split()),
@@ -389,11 +406,6 @@ class Queries:
         )
         if query.sweep_id is not None:
             self.sweep_summary(query.sweep_id)
-        if question.ablation is not None:
-            planned = self.load(question.ablation, question.scale, question.set).runs
-            query = replace(query, run_ids=tuple(run.run_id for run in planned))
-        else:
-            check_no_values(question.scale, question.set, "add `ablation`")
         return query
 
     def run_id(self, text: str, scale: str | None = None, sets: Sequence[str] = ()) -> str:
@@ -469,14 +481,11 @@ class Queries:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def results(self, name: str, scale: str | None = None, sets: Sequence[str] = ()) -> Results:
-        """The results of an ablation at a scale, with values of `--set`, for tables, figures and reports.
+        """The results of the plan that `load` returns, for tables, figures and reports.
 
-        Without a scale: of a folder of results, at the only scale that it has, if it has none without a scale. Raises
-        NotFinishedError for a stale or damaged file there.
+        Raises NotFinishedError for a stale or damaged file in a folder of results.
         """
         plan = self.load(name, scale, sets)
-        if scale is None and (only := self.store.only_scale(plan.name)):
-            plan = self.load(name, only)
         results = read_results(plan, self.store)
         if any(record.status == "finished" for record in results.records.values()):
             return results

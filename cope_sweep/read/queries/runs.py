@@ -46,7 +46,7 @@ def run_page(store: Store, plan: Plan | None, question: ListRuns, query: RunQuer
     If the query has `run_ids` only, runs are in this order and include pending runs. Raises QueryError.
     """
     query_keys = {condition.key for condition in query.filters if not condition.key.startswith(TAGS)}
-    query_keys |= {query.sort} - {"run_id"}
+    query_keys |= {query.sort or "run_id"} - {"run_id"}
     chosen = {name for field in question.fields for name in map(str.strip, field.split(",")) if name}
     fields = DEFAULT_FIELDS & chosen | ALWAYS if chosen else DEFAULT_FIELDS
     keys = chosen - DEFAULT_FIELDS - {"values"} | query_keys  # a page shows the keys of its filters and order

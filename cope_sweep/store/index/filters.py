@@ -301,7 +301,7 @@ def _is_shown(name: str) -> bool:
 
 def sort_columns(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[Any]]:
     """The columns that a query is sorted by, before the run id; none if it is sorted by that. Raises QueryError."""
-    if query.sort == "run_id":
+    if query.sort in (None, "run_id"):
         return []
     if query.sort == "status" or query.sort in COLUMNS:
         return [status if query.sort == "status" else runs.c[query.sort]]

@@ -200,7 +200,7 @@ class Index:
         )
 
     def _page_of_ids(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
-        matching: Sequence[str] = query.run_ids or ()
+        matching: Sequence[str] = (query.run_ids or ())[:: -1 if query.descending else 1]
         if query.statuses:
             statuses = self.statuses(matching, counted=True)
             matching = [run_id for run_id in matching if statuses.get(run_id, "pending") in query.statuses]
@@ -251,7 +251,8 @@ class Index:
             total = 0
         if not total:
             check_unmatched(connection, query)
-        if not rows or all(value is None for value in rows[0][2:]):  # runs without a value are last
+        has_value = bool(rows) and any(value is not None for value in rows[0][2:])  # runs without a value are last
+        if query.sort is not None and not has_value:
             check_keys(connection, [query.sort])
         return total, [row[0] for row in rows]
 
@@ -261,7 +262,11 @@ class Index:
         Raises QueryError.
         """
         with self.database.reading() as connection:
-            return self._matching(connection, query, runs.c.run_id)[1]
+            ids = self._matching(connection, query, runs.c.run_id)[1]
+        if query.keeps_order:
+            order = {run_id: number for number, run_id in enumerate(query.run_ids or ())}
+            ids.sort(key=order.__getitem__, reverse=query.descending)
+        return ids
 
     def check_keys(self, names: Iterable[str]) -> None:
         """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""

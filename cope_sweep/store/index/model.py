@@ -36,17 +36,17 @@ class RunQuery:
     """All have to hold. A run that lacks the key does not match."""
     search_words: tuple[str, ...] = ()
     """Each is at the start of the run's id, or in its message, or in the ablation, its title or the row of a sweep."""
-    sort: str = "run_id"
-    """A key as in `Filter`; runs without a value come last."""
+    sort: str | None = None
+    """A key as in `Filter`; runs without a value come last. None: in the order of `run_ids`, or of all run ids."""
     descending: bool = False
     limit: int = 100
     offset: int = 0
 
     @property
     def keeps_order(self) -> bool:
-        """It selects by run ids, and statuses at most: its runs are in the order of the ids."""
-        selects = self.sweep_id is not None or self.filters or self.search_words or self.descending
-        return self.run_ids is not None and not selects and self.sort == "run_id"
+        """It selects by run ids, and statuses at most: its runs are in the order of the ids, or the reverse."""
+        selects = self.sweep_id is not None or self.filters or self.search_words
+        return self.run_ids is not None and not selects and self.sort is None
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,19 @@
 """What the command line and REST ask, against a store with runs of every kind."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
-from cope_sweep.api.ablations import GetAblation, ListAblations
-from cope_sweep.api.runs import GetRun, ListRuns
+from cope_sweep.api.ablations import GetAblation, GetCurves, GetPlan, ListAblations
+from cope_sweep.api.figures import ListFigures
+from cope_sweep.api.runs import ExportRuns, GetRun, ListRuns
 from cope_sweep.api.sweeps import GetSweep, ListSweeps
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.recorded import RecordedAblations
-from cope_sweep.store import Store
+from cope_sweep.store import ParquetStore, Store
 from cope_sweep.sweep.sweep import initial_record
 from tests.config.test_expand import BASE
 from tests.helpers.errors import raises
@@ -17,6 +22,7 @@ from tests.helpers.sweeps import end, members, sweep_record
 from tests.helpers.texts import write_corpus
 from tests.helpers.tiny import tiny_run
 
+ABLATIONS = Path(__file__).parents[3] / "ablations"
 SWEEP = "20260730-120000-abcd"
 
 
@@ -101,6 +107,29 @@ def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
     begun = used.ask(ListRuns(sort="model.layers", descending=True, ablation="good"))
     assert begun.total == 4, "runs that were not begun have no values"
     assert [run.values["model.layers"] for run in begun.runs] == [2, 2, 1, 1]
+
+
+def test_chosen_runs_of_an_ablation_are_in_the_order_chosen_also_in_an_export(used, plan):
+    first, second, *_, last = order = [run.run_id for run in plan.runs]
+    begun = [run_id for run_id in order if run_id in ids(plan)[:4]]
+
+    def listed(**query):
+        return [run.run_id for run in used.ask(ListRuns(**query)).runs]
+
+    def exported(**query):
+        return [run["run_id"] for run in json.loads(used.ask(ExportRuns(format="json", **query)))]
+
+    chosen = {"run": [last, second, first[:8]]}
+    assert listed(ablation="good", **chosen) == listed(**chosen) == [last, second, first]
+    assert exported(**chosen) == [run_id for run_id in (second, first) if run_id in begun], "of those that have started"
+    assert listed(ablation="good", run=["0" * 16]) == []
+    assert exported(ablation="good") == begun
+    assert listed(ablation="good", descending=True) == order[::-1]
+    assert listed(ablation="good", sort="run_id") == sorted(begun), "pending ones have no values"
+    for text in ("zz", "0" * 8):
+        for question in (ListRuns, ExportRuns):
+            with raises("not_found", run_id=text):
+                used.ask(question(run=[text]))
 
 
 def test_a_run_in_every_state(used, plan):
@@ -266,3 +295,17 @@ def test_a_run_is_named_by_the_row_whose_best_it_is(used, plan):
         used.run_id("good/9")
     with raises("not_finished", ablation="good", row="3"):
         used.run_id("good/3")
+
+
+def test_without_a_scale_every_question_is_about_the_only_scale_of_a_folder_of_results(tmp_path):
+    for path in (ABLATIONS / "results").glob("selective_copy.small.*"):
+        shutil.copy(path, tmp_path)
+    queries = Queries(ParquetStore(tmp_path), AblationFiles(ABLATIONS))
+    for question in (GetAblation, GetCurves, GetPlan, ListFigures):
+        answers = [queries.ask(question(name="selective_copy", scale=scale)) for scale in (None, "small")]
+        assert answers[0] == answers[1], question
+    runs = queries.ask(ListRuns(ablation="selective_copy")).runs
+    assert {run.status for run in runs} == {"finished"}
+    assert queries.run_id("selective_copy/CoPE") in {run.run_id for run in runs}
+    (listed,) = [each for each in queries.ask(ListAblations()) if each.name == "selective_copy"]
+    assert (listed.finished, listed.at_scales["small"].finished) == (0, len(runs)), "the list counts each scale"

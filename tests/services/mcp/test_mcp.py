@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from tests.services.mcp.agents import agent_server, answer, call, code, over_htt
 
 READING = {"perplexity", "probe", "check", "plan", "wait", *(asked.name for asked in QUESTIONS)}
 
+ABLATIONS = Path(__file__).parents[3] / "ablations"
 MODES = ("legacy", "auto")
 """The handshake of the protocol until 2025, and what client and server agree upon: 2026's."""
 
@@ -110,6 +112,12 @@ def test_is_it_better(server: AgentServer) -> None:
     told = answer(server, "get_verdict", name="tiny", row="CoPE", than="Absolute")
     assert "verdict: too few seeds" in told
     assert "more_seeds: " in told
+
+
+def test_committed_results_without_a_scale_are_compared_as_at_their_only_scale(sample: SampleStore) -> None:
+    server = agent_server(sample, ablations=ABLATIONS)
+    asked = {"name": "selective_copy", "committed": True}
+    assert answer(server, "get_table", **asked) == answer(server, "get_table", **asked, scale="small")
 
 
 def test_what_did_we_try(server: AgentServer) -> None:
