@@ -170,7 +170,7 @@ class Client:
             sleep: Called with each wait in seconds; for tests.
 
         Raises:
-            UserError: `server` is not the address of a service.
+            UserError: `server` is not the address of a service, or `key` cannot be a key.
         """
         url = server if "://" in server else f"http://{server}"
         parts = urlsplit(url)
@@ -180,7 +180,12 @@ class Client:
                 code="invalid_address",
                 address=server,
             )
-        key = key or os.environ.get(KEY_VARIABLE)
+        key = (key or os.environ.get(KEY_VARIABLE) or "").strip()
+        if not (key.isascii() and key.isprintable()):  # without the key: a message is no place for it
+            raise UserError(
+                f"the API key has a character that no key has, such as a line break; copy it again into {KEY_VARIABLE}",
+                code="invalid_key",
+            )
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.server, self.retries, self._sleep = server, retry or RetryPolicy(), sleep
         bypass_proxies_here(url)
@@ -630,6 +635,10 @@ class Client:
                     response.read()
                     raise _service_error(response)
                 yield response
+        except httpx.InvalidURL as error:  # longer than 64 kB
+            raise UserError(
+                f"the request cannot be sent ({error}); ask for less at a time", code="too_large"
+            ) from error
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             base_url = str(self._http.base_url)
@@ -684,7 +693,9 @@ def _service_error(response: httpx.Response) -> ServiceError:
     answer = f"{response.url} answers {response.status_code} {response.reason_phrase}"
     detail = problem.get("detail") or f"{answer}{through_proxy(str(response.url))}"
     code = str(problem.get("code") or response.reason_phrase.lower().replace(" ", "_"))
-    error = ServiceError(f"{detail} ({response.status_code} {code})", code=code, **(problem.get("data") or {}))
+    given = problem.get("data")
+    data = {name: value for name, value in given.items() if name != "code"} if isinstance(given, dict) else {}
+    error = ServiceError(f"{detail} ({response.status_code} {code})", code=code, **data)
     error.status, error.retry_after_s = response.status_code, _retry_after_s(response)
     return error
 

@@ -144,19 +144,19 @@ def table(
         )
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
-    if chosen != "json" and fail_unless is None:
-        check_effect({"margin": margin}, "is for verdicts; add --json or --fail-unless, or leave it out")
-    question = GetTable.model_construct(
-        name=ablation, format=chosen, scale=scale, set=sets, compare=compare, sort=sort, top=top,
-        runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
-        margin=margin,
+    of_rows = partial(
+        GetTable.model_construct, name=ablation, scale=scale, set=sets, compare=compare, sort=sort, top=top
+    )
+    question = of_rows(
+        format=chosen, runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
+        margin=margin if chosen == "json" or fail_unless is None else None,
     )  # fmt: skip
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))
     else:
         save(output, chosen, lambda file: file.write(queries.ask(question)))
     if fail_unless is not None:
-        require_verdict(queries.table(question).verdicts, fail_unless)
+        require_verdict(queries.table(of_rows(margin=margin)).verdicts, fail_unless)
 
 
 def require_verdict(found: Sequence[Verdict], wanted: VerdictWord) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -293,7 +294,15 @@ def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COPE_SWEEP_KEY", "of the environment")
     scripted(answer)[0].ablations()
     scripted(answer, key="of the argument")[0].ablations()
-    assert seen == [None, "Bearer of the environment", "Bearer of the argument"]
+    scripted(answer, key="with a line break\n")[0].ablations()
+    assert seen == [None, "Bearer of the environment", "Bearer of the argument", "Bearer with a line break"]
+
+
+@pytest.mark.parametrize("key", ["cope_one\ncope_two", "cope_é"])
+def test_a_key_that_cannot_be_sent_is_refused_without_it(key: str) -> None:
+    with raises("invalid_key") as caught:
+        Client("http://service", key=key)
+    assert "cope_" not in f"{caught.value} {caught.value.data}"
 
 
 def test_a_get_is_repeated_and_waits_as_long_as_the_service_says() -> None:
@@ -330,10 +339,17 @@ def test_other_errors_are_not_repeated(answer: httpx.Response) -> None:
     assert waited == []
 
 
-def test_what_is_no_problem_is_shown_too() -> None:
-    client, _ = scripted(lambda request: httpx.Response(502, text="<html>"))
+@pytest.mark.parametrize("body", [{"text": "<html>"}, *({"json": {"data": data}} for data in ("text", {"code": 1}))])
+def test_what_is_no_problem_is_shown_too(body: dict[str, Any]) -> None:
+    client, _ = scripted(lambda request: httpx.Response(502, **body))
     with raises("bad_gateway"):
         client.ablations()
+
+
+def test_a_question_that_is_longer_than_an_address_may_be_is_refused() -> None:
+    client, _ = scripted(lambda request: httpx.Response(200, json=[]))
+    with raises("too_large"):
+        client.table("mine", set=["x" * 9_000] * 9)
 
 
 @pytest.mark.parametrize(

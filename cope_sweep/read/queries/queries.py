@@ -80,7 +80,7 @@ from cope_sweep.read.queries.waiting import Waiting
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import compared_pair, reference
 from cope_sweep.read.tables.results import training_command
-from cope_sweep.read.tables.table import check_options
+from cope_sweep.read.tables.table import check_options, lists_runs
 from cope_sweep.read.tables.verdicts import find_row, verdicts
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
@@ -512,7 +512,7 @@ class Queries:
     def table(self, question: GetTable) -> Table:
         """The table of an ablation; of a folder of results compared as its report is, unless the question says how."""
         results = self.results(question.name, question.scale, question.set)
-        default = reference(results.plan) if results.store.read_only else None
+        default = reference(results.plan) if results.store.read_only and not lists_runs(question) else None
         asked = question.model_copy(update={"compare": question.compare or default})
         check_options(asked)
         return Table(results, asked)

@@ -279,6 +279,11 @@ class Format:
     """One line for each run; None: this format cannot show single runs."""
 
 
+def lists_runs(question: GetTable) -> bool:
+    """Whether the table has a line for each run; json has every run anyway."""
+    return question.runs and question.format not in (None, "json")
+
+
 def check_options(question: GetTable) -> None:
     """Raises QueryError for options that the question's format does not have."""
     given = [name for name in render.LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
@@ -294,8 +299,14 @@ def check_options(question: GetTable) -> None:
             code="margin_without_compare",
             margin=question.margin,
         )
-    if question.runs and question.format not in (None, "json"):  # json always holds every run
-        if FORMATS[question.format].render_runs is None:
+    if question.margin is not None and question.format not in (None, "json"):
+        raise QueryError(
+            "margin: for verdicts, which only the format json has; choose it, or leave this out",
+            code="no_effect",
+            option="margin",
+        )
+    if lists_runs(question):
+        if FORMATS[question.format or "json"].render_runs is None:
             formats = " or ".join(name for name, table_format in FORMATS.items() if table_format.render_runs)
             raise QueryError(
                 f"{question.format} cannot show single runs; choose the format {formats}, or json, which has every run",
@@ -306,6 +317,12 @@ def check_options(question: GetTable) -> None:
             raise QueryError(
                 "sort orders rows, but single runs are listed in plan order; leave out either sort or runs",
                 code="sorted_runs",
+            )
+        if question.compare is not None:
+            raise QueryError(
+                "compare: rows are compared, and not single runs; leave out either compare or runs",
+                code="no_effect",
+                option="compare",
             )
 
 

@@ -186,6 +186,8 @@ def test_an_option_that_the_format_lacks_is_an_error(partial):
         ({"notes": False}, "option_of_latex"),
         ({"caption": "", "format": "csv"}, "option_of_latex"),
         ({"runs": True, "format": "latex"}, "format_without_runs"),
+        ({"margin": "1", "compare": "CoPE", "format": "csv"}, "no_effect"),
+        ({"runs": True, "compare": "CoPE", "format": "csv"}, "no_effect"),
     ):
         with raises(code):
             file(partial, **options)
