@@ -96,7 +96,7 @@ class SweepRequest(Body, Budget):
 
 # -- perplexity -----------------------------------------------------------------------------------------------------
 
-FullRunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+RunDigits = Annotated[str, Field(pattern="^[0-9a-f]{4,16}$")]
 RequestText = Annotated[str, Field(min_length=1), Unicode]
 
 
@@ -123,8 +123,8 @@ class PerplexityRequest(Body):
         }
     )
 
-    models: Annotated[list[FullRunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
-        description="Run ids, or the best runs of rows."
+    models: Annotated[list[RunDigits | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
+        description="Run ids or their first digits, or the best runs of rows."
     )
     tokens: Annotated[list[TokenIdList], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,

@@ -96,10 +96,11 @@ def perplexity(
     # Before the import of torch, which takes seconds.
     folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale, sets)
     from cope_sweep.cli.probing import score_checkpoint
+    from cope_sweep.read.tables.stats import finite
 
     values = score_checkpoint(folder, text_or_tokens, context, stride)
     if as_json:
-        print_json(values)
+        print_json({name: finite(value) for name, value in values.items()})
         return
     if "words" in values:
         line = (

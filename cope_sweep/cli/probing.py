@@ -31,7 +31,8 @@ def score_checkpoint(
     predictor = Predictor.load(folder)
     context = predictor.window(context, stride, is_text=isinstance(text_or_tokens, str))
     if isinstance(text_or_tokens, str) and predictor.reads_text:
-        return asdict(predictor.text_perplexity(text_or_tokens, context=context, stride=stride))
+        measured = predictor.text_perplexity(text_or_tokens, context=context, stride=stride)
+        return asdict(measured) | {"byte_perplexity": measured.byte_perplexity}
     if isinstance(text_or_tokens, str):
         text_or_tokens = [predictor.encode(text_or_tokens).tolist()]
     return asdict(predictor.perplexity(text_or_tokens, context=context, stride=stride))

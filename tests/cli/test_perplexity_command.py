@@ -89,6 +89,8 @@ def test_a_text_file(text_shell):
     for name in ("perplexity", "word_perplexity", "bits_per_byte"):
         assert measured[name] == pytest.approx(result["metrics"][f"test/{name}"], rel=1e-4)
     assert len(result["facts"]["data"]) == 64
+    assert measured["byte_perplexity"] == pytest.approx(2 ** measured["bits_per_byte"])
+    assert text_shell.json("perplexity", text_shell.run_id, "--text", " ")["word_perplexity"] is None, "as over REST"
 
 
 def test_a_text_from_the_command_line_and_from_standard_input(text_shell):

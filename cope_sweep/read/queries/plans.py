@@ -88,8 +88,9 @@ def best_of_row(plan: Plan, store: Store, row: str, other_values: Callable[[], s
     """
     rows, name = find_rows(plan, row), plan.ablation.cli_args
     if not rows:
-        message = f"{name} has no row {row[:80]!r}{suggest(row, [planned.name for planned in plan.rows])}"
-        raise NotFoundError(message, ablation=plan.name, row=row[:80])
+        allowed = [planned.name for planned in plan.rows]
+        message = f"{name} has no row {row[:80]!r}{suggest(row, allowed)}"
+        raise NotFoundError(message, ablation=plan.name, row=row[:80], allowed=allowed)
     metric = plan.ablation.content.measured_metric
     records = store.index.records([run.run_id for matching in rows for run in matching.runs])
     values = {}

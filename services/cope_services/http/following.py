@@ -16,7 +16,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from cope_services.http.caching import SharedTasks
-from cope_services.http.middleware import ORIGINAL_METHOD
+from cope_services.http.middleware import answered_head
 from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
 from cope_sweep.store import ACTIVE, Store, SweepProgress
 from cope_sweep.store.index import IndexUnavailable
@@ -102,9 +102,7 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events, or none to HEAD. A client that does not read them is disconnected."""
-        if scope.get(ORIGINAL_METHOD) == "HEAD":  # otherwise the response would never end
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body"})
+        if await answered_head(self, scope, send):  # otherwise the response would never end
             return
         with suppress(SendTimeoutError):
             await super().__call__(scope, receive, send)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_services.http.errors import HttpError, TooLargeError, error_response
@@ -94,6 +95,15 @@ class HeadAsGet:
         finally:
             # The metrics name the route by what Starlette has noted in the other scope.
             scope.update({name: as_get[name] for name in ("endpoint", "path_params") if name in as_get})
+
+
+async def answered_head(response: Response, scope: Scope, send: Send) -> bool:
+    """Whether the request is a HEAD; then the head of the response is sent, and nothing of its body is made."""
+    if scope.get(ORIGINAL_METHOD) != "HEAD":
+        return False
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body"})
+    return True
 
 
 def compression(app: ASGIApp) -> ASGIApp:

@@ -31,7 +31,7 @@ from cope_services.http.components import (
     WithETag,
 )
 from cope_services.http.errors import NotAcceptableError, Responses, error_responses
-from cope_services.http.middleware import ORIGINAL_METHOD
+from cope_services.http.middleware import ORIGINAL_METHOD, answered_head
 from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api import ablations, figures, runs, sweeps, tables
@@ -92,9 +92,7 @@ class Export(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get(ORIGINAL_METHOD) == "HEAD":
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body"})
+        if await answered_head(self, scope, send):
             return
         with suppress(TimeoutError):
             await super().__call__(scope, receive, _disconnecting(send))
@@ -227,13 +225,18 @@ def router_of(tag: str, *questions: type[Question[Any]], errors: Sequence[int] =
 
 
 about_ablations = router_of("ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409])
-about_runs = router_of("runs", *runs.QUESTIONS)
+about_runs = router_of("runs", *runs.QUESTIONS, errors=[409])
 about_sweeps = router_of("sweeps", *sweeps.QUESTIONS)
 
 # -- pages and exports of runs -----------------------------------------------------------------------------------------
 
-pages = APIRouter(tags=["runs"], responses={304: {}}, dependencies=[READ, WithETag], route_class=cached("answers"))
-exports = APIRouter(tags=["runs"], dependencies=[READ], route_class=limited("exports"))
+pages = APIRouter(
+    tags=["runs"],
+    responses={304: {}, **error_responses(409)},
+    dependencies=[READ, WithETag],
+    route_class=cached("answers"),
+)
+exports = APIRouter(tags=["runs"], responses=error_responses(409), dependencies=[READ], route_class=limited("exports"))
 
 
 @pages.get(ListRuns.PATH, response_model=RunPage, description=getdoc(ListRuns))

@@ -19,8 +19,9 @@ from cope_services.mcp.training import Training
 from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.question import arguments_of, fields_of
 from cope_sweep.api.requests import SweepRequest, UnicodeText
+from cope_sweep.cli.output import estimated_time
 from cope_sweep.config import Plan
-from cope_sweep.errors import UserError
+from cope_sweep.errors import UserError, counted
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.read.tables.comparisons import least_compared
 from cope_sweep.read.tables.stats import least_seeds
@@ -124,9 +125,12 @@ class PlanSweep(Tool):
 
 def cost_lines(cost: PlanCost) -> list[str]:
     """The costs of a plan: in total, and by row."""
+    suggested = f" ({cost.to_suggest} not suggested yet)" if cost.to_suggest else ""
+    time = estimated_time(cost.estimated_s, cost.least_s, lacks_gpu=cost.lacks_gpu)
+    groups = counted(cost.worker_groups, "worker group")
     lines = [
-        f"{cost.ablation}: {cost.finished} runs finished, {cost.to_do} to train",
-        f"estimated time: {cost.estimated_s / 60:.1f} min ({cost.basis or 'nothing is left to train'})",
+        f"{cost.ablation}: {cost.finished} runs finished, {cost.to_do} to train{suggested}",
+        f"estimated time: {time} ({groups}; {cost.basis})" if cost.to_do else "nothing is left to train",
     ]
     rows: dict[str, list[Any]] = {}
     for run in cost.runs:

@@ -196,7 +196,13 @@ def _without_padding(text: str) -> str:
 
 
 QUESTIONS: tuple[Asked, ...] = (
-    Asked(ListAblations, ("name", "title", "scales", "rows", "seeds", "runs", "finished", "committed", "error")),
+    Asked(
+        ListAblations,
+        (
+            "name", "title", "scales", "rows", "seeds", "runs", "finished", "at_scales", "variants", "committed",
+            "error",
+        ),
+    ),
     AskedTried(ListTried),
     AskedTable(GetTable, hidden=("format", "runs", "margin", *LATEX_OPTIONS)),
     Asked(GetVerdict),

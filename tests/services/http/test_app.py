@@ -50,6 +50,8 @@ def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.C
     document = client.get("/openapi.json").json()
     paths = document["paths"]
     assert len(paths.keys() - {API + question.PATH for question in QUESTIONS}) == 23
+    for path in ("/runs", "/runs/export", "/diff", "/curves"):  # an invalid ablation file, a row that is not finished
+        assert "409" in paths[API + path]["get"]["responses"], path
     problem = document["components"]["schemas"]["ProblemDetails"]
     assert {"title", "status", "detail", "code"} <= set(problem["required"])
     for path, operations in paths.items():

@@ -120,6 +120,14 @@ def test_committed_results_without_a_scale_are_compared_as_at_their_only_scale(s
     assert answer(server, "get_table", **asked) == answer(server, "get_table", **asked, scale="small")
 
 
+def test_ablations_are_listed_with_the_runs_at_their_scales(server: AgentServer) -> None:
+    assert "longer runs 4, finished 0" in answer(server, "list_ablations")
+
+
+def test_a_plan_says_what_it_takes_as_the_command_does(server: AgentServer) -> None:
+    assert re.search(r"\nestimated time: about .+ \(\d+ worker groups?; ", answer(server, "plan", ablation="tiny"))
+
+
 def test_what_did_we_try(server: AgentServer) -> None:
     told = answer(server, "list_tried", values="model.position")
     assert "runs: 3" in told

@@ -112,6 +112,7 @@ def test_the_best_run_of_a_row(prose_client: httpx.Client, prose: ProseStore) ->
     results = ask(prose_client, models=[row, best, prose.cope[0]], text=[TEXT, "a"])
     assert [result["run_id"] for result in results] == [best, best, prose.cope[0]]
     assert results[0] == results[1] != results[2]
+    assert ask(prose_client, models=[prose.cope[0][:8]], text=[TEXT, "a"]) == results[2:], "its first digits"
     error = ask(prose_client, 404, models=[row | {"row": "x"}], text="a")
     assert (error["code"], error["data"]["row"]) == ("not_found", "x")
     assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["code"] == "not_found"
