@@ -37,6 +37,7 @@ from cope_sweep.api.ablations import (
 from cope_sweep.api.figures import FigureInfo, GetFigure, ListFigures
 from cope_sweep.api.question import Question
 from cope_sweep.api.runs import (
+    RUN_PREFIX,
     CompareCurves,
     CurvesOfRuns,
     ExportRuns,
@@ -387,7 +388,7 @@ class Queries:
     def _run_query(self, question: RunFilter) -> RunQuery:
         run_ids = None if question.run is None else runs.full_ids(self.store, question.run)
         for run_id in run_ids or ():
-            if not RUN_ID.fullmatch(run_id):
+            if not (RUN_ID.fullmatch(run_id) or RUN_PREFIX.fullmatch(run_id)):  # or the first digits of a pending run
                 raise no_run(self.store, run_id)
         if question.ablation is not None:
             plan = self.load(question.ablation, question.scale, question.set)

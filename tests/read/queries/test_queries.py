@@ -126,10 +126,9 @@ def test_chosen_runs_of_an_ablation_are_in_the_order_chosen_also_in_an_export(us
     assert exported(ablation="good") == begun
     assert listed(ablation="good", descending=True) == order[::-1]
     assert listed(ablation="good", sort="run_id") == sorted(begun), "pending ones have no values"
-    for text in ("zz", "0" * 8):
-        for question in (ListRuns, ExportRuns):
-            with raises("not_found", run_id=text):
-                used.ask(question(run=[text]))
+    for question in (ListRuns, ExportRuns):
+        with raises("not_found", run_id="zz"):
+            used.ask(question(run=["zz"]))
 
 
 def test_a_run_in_every_state(used, plan):
