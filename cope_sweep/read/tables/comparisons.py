@@ -240,15 +240,16 @@ def named_row(model: TableModel, text: str) -> TableRow | None:
 def reference(plan: Plan) -> str | None:
     """What a report compares its rows with by default, as an argument of `compared`; None: nothing.
 
-    It is the paper if it has numbers for a row and the runs have its size. Otherwise it is the first row with CoPE, or
-    the first row; in a table with several axes, each row is compared with the one that has this encoding and the same
-    labels on the other axes, unless several rows have. Rows of different tasks are not compared: where the task varies
-    and one other axis, each row is compared with the one that has the first label of that axis. A single row, and a
-    random search, whose rows are draws to choose from, have none.
+    It is the paper if it has numbers for a row in a column, and the runs have its size. Otherwise it is the first row
+    with CoPE, or the first row; in a table with several axes, each row is compared with the one that has this encoding
+    and the same labels on the other axes, unless several rows have. Rows of different tasks are not compared: where the
+    task varies and one other axis, each row is compared with the one that has the first label of that axis. A single
+    row, and a random search, whose rows are draws to choose from, have none.
     """
     if plan.is_drawn:
         return None
-    if any(row.published for row in plan.rows) and not plan.ablation.replaced:
+    published = {name for row in plan.rows if row.published for name in row.published.values}
+    if not plan.ablation.replaced and any(m.name in published for m in plan.ablation.content.metrics):
         return PAPER
     if len(plan.rows) < 2:
         return None

@@ -356,6 +356,12 @@ def test_rows_are_compared_with_one_row_where_several_have_the_encoding_of_the_r
     assert (model.references, "No other row agrees with exactly one such row" in model.rules[0]) == ({}, True)
 
 
+def test_rows_are_compared_with_the_paper_if_it_has_numbers_for_a_column():
+    published = [{"match": {}, "values": {"in_dist/loss": 1.5}}]
+    plans = [plan_of(published=published, metrics=[{"name": name}]) for name in ("in_dist/loss", "in_dist/token_error")]
+    assert [reference(plan) for plan in plans] == ["paper", "model.position=CoPE"]
+
+
 def test_a_metric_of_learning_is_called_by_what_it_measures():
     error = "in_dist/token_error"
     metrics = [{"name": error, "learned": 3.0}]
