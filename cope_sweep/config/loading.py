@@ -97,6 +97,13 @@ class LoadedAblation:
         """The axes of the grid that still vary."""
         return {key: axis for key, axis in self.content.grid.items() if key not in self.fixed}
 
+    def labelled(self, key: str, value: Json, origin: KeyPath) -> AxisValue:
+        """A value with the label that it has on the axis of its key: by that, conditions name it."""
+        axes = [grid.get(key) for grid in (self.content.grid, *(condition.grid for condition in self.content.when))]
+        known = [item for axis in axes if isinstance(axis, dict) for item in axis.items()]
+        label = default_label(value)  # the same for [cope] and [{kind: cope}]
+        return AxisValue(next((name for name, item in known if default_label(item) == label), label), value, origin)
+
     @property
     def arguments(self) -> list[str]:
         """The arguments of a command that name it, with scale and `--set`."""

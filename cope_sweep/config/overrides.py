@@ -271,10 +271,7 @@ def _with_layer(loaded: LoadedAblation, key: str, value: Json, origin: KeyPath) 
         for other, layer in loaded.layers.items()
         if other not in replaced and (not is_below(other, key) or is_field(other))
     }
-    # Conditions name the value by the label that it has on its axis.
-    axis = loaded.content.grid.get(key, {})
-    labels = (label for label, item in axis.items() if item == value) if isinstance(axis, dict) else iter(())
-    layers[key] = AxisValue(next(labels, default_label(value)), value, origin)
+    layers[key] = loaded.labelled(key, value, origin)
     # Rows that an earlier `--set +KEY=VALUE` added would not have the value that every point has now.
     beside = tuple(row for row in loaded.beside if not row.keys() & replaced)
     return _without_dimensions(replace(loaded, layers=layers, beside=beside), replaced)

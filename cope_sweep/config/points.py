@@ -228,7 +228,7 @@ def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue 
     if place is None or key in point:
         return None if place is None else point[key]
     index, field_path = place
-    if ENCODINGS_KEY not in point or len(field_path) != 1:
+    if len(field_path) != 1:
         return None
     encoding = encodings[index] if isinstance(encodings[index], dict) else {"kind": encodings[index]}
     cls = ENCODINGS.get(encoding["kind"])
@@ -238,7 +238,7 @@ def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue 
         value = encoding[field_path[0]]
     else:
         value = cls.model_fields[field_path[0]].default if cls else None
-    return AxisValue.of(value, *point[ENCODINGS_KEY].origin)
+    return AxisValue.of(value)
 
 
 def _encodings(loaded: LoadedAblation, point: Assignments) -> Sequence[Json]:
@@ -317,7 +317,7 @@ class _Expansion:
         """The points with the axes and values of a condition, except those of keys that a layer fixes."""
         condition, fixed = self.loaded.content.when[index], self.loaded.fixed
         values = {
-            key: AxisValue.of(value, "when", index, "set", key)
+            key: self.loaded.labelled(key, value, ("when", index, "set", key))
             for key, value in condition.set.items()
             if key not in fixed
         }

@@ -124,12 +124,25 @@ def test_conditions_know_fields_of_lists_and_their_defaults():
     assert error_of(f"{grid}exclude: [{{model.position.cope.pmax: 8}}]").code == "unknown_axis"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        BASE.replace("layers: 1}", "layers: 1, position: [{kind: cope, p_max: 8}]}"),
+        BASE.replace("  model: {dim: 8, heads: 2, layers: 1}\n", "")
+        + "grid: {model: {a: {dim: 8, heads: 2, position: [{kind: cope, p_max: 8}]}}}\n",
+    ],
+)
+def test_conditions_know_fields_of_the_base_and_of_sections(text):
+    found = expand(load(f"{text}when: [{{if: {{{P_MAX}: 8}}, set: {{train.lr: 0.5}}}}]\n"))
+    assert {run.train.lr for run in found.runs} == {0.5}
+
+
 def test_a_condition_may_change_which_encodings_a_row_has():
     text = f"""
         grid: {{{POSITION}, {P_MAX}: [8, 16], model.layers: [1, 2]}}
         when:
-          - {{if: {{model.position: RoPE, model.layers: 2}}, set: {{model.position: [cope]}}}}
           - {{if: {{model.position: CoPE, model.layers: 2}}, set: {{model.position: [alibi]}}}}
+          - {{if: {{model.position: RoPE, model.layers: 2}}, set: {{model.position: [cope]}}}}
         """
     found = plan(text)
     assert sorted(map(str, positions(found))) == sorted(

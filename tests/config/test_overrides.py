@@ -201,6 +201,13 @@ def test_conditions_on_an_axis_apply_where_its_key_is_assigned(lr, rows, publish
     assert {(run.train.steps, run.train.batch) for run in plan.runs} == {(steps, batch)}
 
 
+@pytest.mark.parametrize("value", ["[cope]", "[{kind: cope}]"])
+def test_a_value_in_any_spelling_is_the_row_of_the_file(value):
+    text = TEXT + "when: [{if: {model.position: CoPE}, set: {train.batch: 3}}]\n"
+    plan = expand(with_overrides(load(text), assignments=[f"model.position={value}"]))
+    assert {run.train.batch for run in plan.runs} == {3}
+
+
 def test_errors_about_later_conditions_keep_their_line():
     text = CONDITIONS + "  - {if: {model.positoin: CoPE}, set: {train.batch: 5}}\n"
     text = text.replace(
