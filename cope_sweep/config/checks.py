@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -91,11 +92,11 @@ def _check_value(loaded: LoadedAblation, points: Sequence[Assignments], path: Ke
     """Raises SpecError for a value of a condition, or an item of its list, that no row can have."""
     key = str(path[-1])
     here = {value for point in points if (value := value_of(loaded, point, key)) is not None}
+    _check_is_clear(loaded, here, path, wanted)
     unknown = _unknown(wanted, here)
     if not unknown or not points or (is_field(key) and loaded.unchanged is not None):
         return
-    # A condition that is inherited may be about rows that this file has replaced.
-    if loaded.source.location(path).startswith(tuple(f"{parent}:" for parent in loaded.source.parents)):
+    if _is_inherited(loaded, path):
         return
     # A scale or `--set` may leave some of the file's values without a row; conditions then change nothing.
     written, is_open = _written_values(loaded, key)
@@ -104,6 +105,30 @@ def _check_value(loaded: LoadedAblation, points: Sequence[Assignments], path: Ke
         labels = list(dict.fromkeys(value.label for value in (*here, *written)))
         message = f"no row has {unknown[0]!r} as its {key}{suggest(str(unknown[0]), sorted(labels))}"
         raise loaded.source.error(path, message, "unknown_value", key=key, value=unknown[0], allowed=sorted(labels))
+
+
+def _is_inherited(loaded: LoadedAblation, path: KeyPath) -> bool:
+    """The value is written in another file, so that it may be about rows that this one has replaced."""
+    return loaded.source.location(path).startswith(tuple(f"{parent}:" for parent in loaded.source.parents))
+
+
+def _check_is_clear(loaded: LoadedAblation, values: Collection[AxisValue], path: KeyPath, wanted: Json) -> None:
+    """Raises SpecError for a list that is the value of some rows, and whose items name values of others."""
+    if not isinstance(wanted, list):
+        return
+    whole = [value.label for value in values if value.value == wanted]
+    items = {value.label: value.value for value in values if value.value != wanted and names_value(wanted, value)}
+    names = sorted(items)
+    if whole and items:
+        raise loaded.source.error(
+            path,
+            f"{json.dumps(wanted)} may mean the value {whole[0]}, or any of the values {', '.join(names)}; write "
+            f"{json.dumps([wanted])} for the one, {json.dumps([items[name] for name in names])} for the others",
+            "ambiguous_value",
+            key=str(path[-1]),
+            value=wanted,
+            labels=[whole[0], *names],
+        )
 
 
 def _unknown(wanted: Json, values: Collection[AxisValue]) -> list[Json]:
@@ -278,8 +303,8 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that none of `runs` reports, and for a primary one that is no column
-    or says nothing about which row is better.
+    """Raises SpecError for a metric of the table or of published numbers that none of `runs` reports, and for a primary
+    one that is no column or says nothing about which row is better.
 
     Tasks, lengths and variants (`evaluate`) may differ between runs: cells of a run without the metric stay empty.
     """
@@ -299,10 +324,15 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
         )
     of_runs = dict.fromkeys(name for run in runs for name in run.metrics)
     metric_names = [*of_runs, *FACT_METRICS]
-    for index, metric in enumerate(loaded.content.metrics):
+    for index, metric in enumerate(content.metrics):
         if runs and not is_reported(metric.name, metric_names):
             raise _no_metric(loaded, ("metrics", index, "name"), runs, metric.name, metric_names)
         _check_is_learned(loaded, index)
+    for index, published in enumerate(content.published if loaded.unchanged is None else ()):
+        for name in published.values:
+            path: KeyPath = ("published", index, "values", name)
+            if not is_reported(name, metric_names) and not _is_inherited(loaded, path):
+                raise _no_metric(loaded, path, runs, name, metric_names)
 
 
 def _check_is_learned(loaded: LoadedAblation, index: int) -> None:
@@ -335,7 +365,7 @@ class ClaimedRow(Labelled, Protocol):
 
 
 def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
-    """Raises SpecError for a claim by which no rows are tested: about no such column, or, without a scale, no pair."""
+    """Raises SpecError for a claim by which no rows are tested: about no such column, or no pair of known rows."""
     columns = {metric.name: metric for metric in loaded.content.metrics}
     names = list(columns)
     for index, claim in enumerate(loaded.content.claims):
@@ -348,8 +378,8 @@ def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
             if not columns[column].compared:
                 message = f"rows are not tested by {column!r}, which has `compared: false`; remove that, or the claim"
                 raise loaded.source.error(("claims", index), message, "not_compared", column=column)
-        if loaded.unchanged is not None:
-            continue  # a scale or --set may have other rows
+        if loaded.unchanged is not None or isinstance(loaded.content.search, Optuna):
+            continue  # a scale or --set may have other rows, and a search suggests them later
         sides = {"better": [r for r in rows if index in r.better], "than": [r for r in rows if index in r.than]}
         for side, found in sides.items():
             if not found:
@@ -378,13 +408,19 @@ class Planned:
     """The keys that vary."""
 
     @property
+    def are_examples(self) -> bool:
+        """The points are examples of the rows that a search will suggest."""
+        return isinstance(self.loaded.content.search, Optuna)
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds of each row."""
         return self.loaded.content.row_seeds
 
     def labels(self, axis: str | None) -> list[str]:
-        """The labels of the values of an axis, sorted; none if no row has it."""
-        return sorted({point[axis].label for point in self.points if axis in point})
+        """The labels of the values of an axis, sorted; none if no row has it, or a search suggests the rows later."""
+        points = () if self.are_examples else self.points
+        return sorted({point[axis].label for point in points if axis in point})
 
     def error(self, key: KeyPath, message: str, code: str, **data: JsonValue) -> SpecError:
         """An error about a key of the figure, with its line."""
@@ -416,6 +452,8 @@ class Planned:
     def check_rows(self, condition: Point, *, one: bool) -> None:
         """Raise SpecError if no row meets a condition; or several do, and the figure shows `one`."""
         rows = sum(matches(self.loaded, point, condition) for point in self.points)
+        if self.are_examples:
+            return
         if not rows or (one and rows > 1):
             wanted = "one row" if one else "at least one row"
             message = f"{rows} rows match, and this figure needs {wanted}"

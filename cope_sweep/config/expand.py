@@ -171,6 +171,14 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
     _check_size(loaded, len(points) * len(loaded.content.row_seeds), max_runs)
+    loaded, rows, kinds = _checked(loaded, points)
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds))
+
+
+def _checked(
+    loaded: LoadedAblation, points: Sequence[Assignments]
+) -> tuple[LoadedAblation, tuple[Row, ...], list[RunSpec]]:
+    """The ablation without lost figures, the rows of points, and one run of each kind. Raises SpecError."""
     loaded = without_lost_figures(loaded, points)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
@@ -178,7 +186,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     check_metrics(loaded, kinds)
     check_figures(loaded, points, kinds)
     check_claims(loaded, rows)
-    return Plan(loaded, rows, resolved_schedule(loaded, kinds))
+    return loaded, rows, kinds
 
 
 def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None:
@@ -202,11 +210,7 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
     check_search(loaded)
     points = example_points(loaded)
     check_points(loaded, points)
-    loaded = without_lost_figures(loaded, points)
-    examples = _rows(loaded, points)
-    kinds = _kinds_of_runs(examples)
-    check_fields(loaded, points, _encodings(examples))
-    check_metrics(loaded, kinds)
+    loaded, examples, kinds = _checked(loaded, points)
     rows: dict[str, Row] = {}
     for run_id, labels in recorded:
         with contextlib.suppress(SpecError):
@@ -256,12 +260,12 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         if same_run.name != name:
             message = f"the rows {same_run.name!r} and {name!r} are the same configuration; remove one of them"
             problems.append(loaded.source.error((), message, "same_rows", rows=[same_run.name, name]))
-    names_seen: dict[str, str] = {}
+    rows_by_name: dict[str, Row] = {}
     for row in rows.values():
-        other = names_seen.setdefault(composed(row.name), row.name)
-        if other != row.name:
-            message = f"the names of the rows {other!r} and {row.name!r} look the same; give one another label"
-            problems.append(loaded.source.error((), message, "same_names", rows=[other, row.name]))
+        other = rows_by_name.setdefault(composed(row.name), row)
+        if other is not row:
+            message = f"the names of the rows {other.name!r} and {row.name!r} look the same; give one another label"
+            problems.append(loaded.source.error((), message, "same_names", rows=[other.name, row.name]))
     if problems:
         raise SpecError.of(list(_without_repetition(problems)))
     return tuple(rows.values())

@@ -110,6 +110,54 @@ def test_two_labels_of_the_same_configuration_are_an_error():
         rows("grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('grid: {model.dim: {"small · wide": 16, small: 8}, train.lr: {slow: 1e-3, "wide · slow": 0.1}}', "small · wide · slow"),
+        ('grid: {model.position: {CoPE: [cope], "CoPE · 8": [rope]}}\nwhen: [{if: {model.position: CoPE}, grid: {model.dim: [8]}}]', "CoPE · 8"),
+    ],
+)  # fmt: skip
+def test_two_rows_of_one_name_are_an_error(text, name):
+    """Tables, claims and `--rows` know a row by its name."""
+    with raises("same_names", rows=[name, name]):
+        rows(text)
+
+
+LISTS = "grid: {model.position: [[cope], [rope], [cope, rope]], model.dim: [8, 16]}\n"
+
+
+def test_a_list_that_is_a_value_and_names_others_is_an_error():
+    with raises("ambiguous_value", key_path="exclude[0].model.position", labels=["cope+rope", "cope", "rope"]):
+        rows(f"{LISTS}exclude: [{{model.position: [cope, rope], model.dim: 16}}]")
+    for composition in ("cope+rope", "[[cope, rope]]"):
+        left = rows(f"{LISTS}exclude: [{{model.position: {composition}, model.dim: 16}}]")
+        assert left == ["cope · 8", "cope · 16", "rope · 8", "rope · 16", "cope+rope · 8"]
+    left = rows(f"{LISTS}exclude: [{{model.position: [[cope], [rope]]}}]")
+    assert left == ["cope+rope · 8", "cope+rope · 16"]
+
+
+def test_a_value_that_a_rule_sets_has_the_label_of_its_axis():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.dim: {small: 8, large: 16}}
+        when:
+          - {if: {model.position: CoPE, model.dim: small}, set: {model.dim: 16}}
+          - {if: {model.dim: large}, set: {train.lr: 0.5}}
+        exclude: [{model.position: RoPE, model.dim: small}]
+        claims: [{text: X, better: {model.position: CoPE}, than: {model.position: RoPE}}]
+        """
+    assert [(row.name, row.runs[0].train.lr) for row in plan(text).rows] == [
+        ("CoPE · large", 0.5),
+        ("RoPE · large", 0.5),
+    ]
+
+
+def test_published_numbers_of_an_unknown_metric_are_refused():
+    entry = "published: [{match: {}, values: {%s: 1.5}}]"
+    with raises("unknown_metric", key_path="published[0].values.in_dist/los", metric="in_dist/los"):
+        plan(entry % "in_dist/los")
+    assert plan(entry % "in_dist/loss").rows[0].published, "a metric that is no column"
+
+
 def test_the_first_matching_entry_of_published_is_shown():
     text = """
         grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}

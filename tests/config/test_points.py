@@ -212,11 +212,20 @@ def test_labels_of_another_search_are_refused(labels, data):
         ("seeds: [0]", "when: [{if: {model.position: CoPE}, set: {train.lr: 1e-3}}]", ("not_with_suggestions", "test.yaml:8", "when[0].set.train.lr")),
         ("seeds: [0]", "when: [{if: {model.positn: CoPE}, set: {train.batch: 8}}]", ("unknown_axis", "test.yaml:8", "when[0].if.model.positn")),
         ("{CoPE: [cope], none: []}", "[[cope], cope]", ("same_labels", "test.yaml:7", "grid.model.position")),
+        ("seeds: [0]", "claims: [{text: X, better: {model.position: CoPE}, than: {model.position: none}, metric: foo/bar}]", ("unknown_column", "test.yaml:8", "claims[0].metric")),
+        ("seeds: [0]", "figures: [{kind: box, metrics: [foo/bar]}]", ("unknown_metric", "test.yaml:8", "figures[0].metrics[0]")),
+        ("seeds: [0]", "figures: [{kind: values, x: model.nothing, metrics: [in_dist/loss]}]", ("unknown_axis", "test.yaml:8", "figures[0].x")),
     ],
 )  # fmt: skip
 def test_impossible_searches_are_refused_before_anything_is_suggested(before, after, expected):
     assert before in OPTUNA
     assert located(error_of(OPTUNA.replace(before, after))) == expected
+
+
+def test_claims_and_figures_may_be_about_rows_that_are_not_suggested_yet():
+    text = OPTUNA.replace("seeds: [0]", "claims: [{text: X, better: {model.position: CoPE, train.warmup: 3}, than: {model.position: none}}]\n"
+                          "figures: [{kind: maps, show: gates, rows: {model.position: CoPE}}]")  # fmt: skip
+    assert len(expand(load(text)).ablation.content.claims) == 1
 
 
 def test_no_row_can_be_added_to_what_a_search_suggests():
