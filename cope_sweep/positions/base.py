@@ -278,9 +278,14 @@ class AllButEvery(Frozen):
 
 
 def _check_layers(layers: Any) -> Any:
-    """The same value. Raises ValueError here, and not in each member of the union that it could be."""
+    """The value, with numbers in order: which layers decides the run's id. Raises ValueError here, and not in each
+    member of the union that it could be.
+    """
     if isinstance(layers, list | tuple):
         is_valid = bool(layers) and all(type(layer) is int and 0 <= layer <= 10**9 for layer in layers)
+        if is_valid and len(set(layers)) < len(layers):
+            raise InvalidValue(f"{layers!r} names a layer twice; list each layer once", key="layers")
+        layers = tuple(sorted(layers)) if is_valid else layers
     elif isinstance(layers, Mapping):
         (form, period), *others = layers.items() or [("", None)]
         is_valid = not others and form in ("every", "all_but_every") and type(period) is int and 2 <= period <= 10**9

@@ -173,13 +173,23 @@ def test_the_layers_of_an_encoding(layers, serving):
     assert cope.dump()["layers"] == layers
 
 
+def test_layers_in_another_order_are_the_same_run():
+    runs = [
+        tiny_run(**{"model.layers": 2, "model.position": [{"kind": "cope", "layers": layers}]})
+        for layers in ([0, 1], [1, 0])
+    ]
+    assert runs[0].run_id == runs[1].run_id
+
+
 @pytest.mark.parametrize(("form", "period"), [("every", 5), ("all_but_every", 5)])
 def test_a_pattern_of_no_or_all_layers_is_an_error(form, period):
     with raises("invalid_value", key="cope.layers", value=period, layers=4):
         tiny_run(**{"model.layers": 4, "model.position": [{"kind": "cope", "layers": {form: period}}]})
 
 
-@pytest.mark.parametrize("layers", [{"every": 1}, {"every": 2, "all_but_every": 2}, {}, {"evry": 4}, [], "all"])
+@pytest.mark.parametrize(
+    "layers", [{"every": 1}, {"every": 2, "all_but_every": 2}, {}, {"evry": 4}, [], "all", [0, 0, 1]]
+)
 def test_other_forms_of_layers_are_errors(layers):
     with pytest.raises(ValueError, match="layers"):
         tiny_run(**{"model.layers": 4, "model.position": [{"kind": "cope", "layers": layers}]})
