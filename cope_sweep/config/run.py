@@ -16,6 +16,7 @@ from pydantic import (
     JsonValue,
     ModelWrapValidatorHandler,
     Strict,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -188,7 +189,11 @@ def _nested(variants: Any) -> Any:
 
 
 Variants = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], dict[str, dict[str, JsonValue]]],
+    dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")],
+        # Either form is accepted: `relative: {far: last}` and `relative.far: last`.
+        Annotated[dict[str, dict[str, JsonValue]], WithJsonSchema({"type": "object"})],
+    ],
     BeforeValidator(_nested),
 ]
 

@@ -54,6 +54,12 @@ def test_the_files_follow_the_schema(path):
     VALIDATOR.validate(read_source(path).data)
 
 
+@pytest.mark.parametrize("variant", ["{relative.far: last}", "{relative: {far: last}}"])
+def test_variants_follow_the_schema_in_either_form(variant):
+    text = f"title: T\nbase: {{evaluate: {{variants: {{capped: {variant}}}}}}}\nmetrics: [{{name: test/loss}}]"
+    VALIDATOR.validate(parse_source(text, "t").data)
+
+
 @pytest.mark.parametrize("text", ["title: T", "title: T\nbase: {}", "title: T\ninherit: a\ngrid: {model.dim: 3}"])
 def test_incomplete_files_do_not(text):
     with pytest.raises(jsonschema.ValidationError):
