@@ -228,13 +228,15 @@ def _descend(annotations: list[Any], part: str | int) -> tuple[list[Any], bool]:
     if tagged and len(models) > 1:
         return tagged, True
     inner: list[Any] = []
+    # Of a list or a mapping, the part is the name of a member: `list[any]`.
+    of_list = any(get_origin(annotation) is list for annotation in annotations)
     for annotation in annotations:
         if _is_model(annotation) and part in annotation.model_fields:
             field = annotation.model_fields[part]
             inner += _alternatives(field.annotation, field.metadata)
         elif get_origin(annotation) in (tuple, list) and isinstance(part, int):
             inner += _alternatives(get_args(annotation)[0])
-        elif get_origin(annotation) is dict and isinstance(part, str):
+        elif get_origin(annotation) is dict and isinstance(part, str) and not of_list:
             inner += _alternatives(get_args(annotation)[1])
     return inner, False
 

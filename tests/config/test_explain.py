@@ -58,6 +58,7 @@ def test_errors_name_file_line_and_key(before, after, expected):
         ("kind: selective_copy, ", "", ['{"tokens": 2, "blanks": 2', "flip_flop"]),
         ("steps: 6", "betas: [0.9, high]", ['"high"', "a number"]),
         ("heads: 2", "heads: 3", ["model.heads = 3", "model.dim = 8", "1, 2, 4"]),
+        ("[1e-3, 2e-3]", "64", ["grid.train.lr: 64 is not a list; write [64], or 64 is not a mapping"]),
     ],
 )
 def test_messages_name_the_value_and_what_is_accepted(before, after, named):
