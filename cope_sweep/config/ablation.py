@@ -252,7 +252,14 @@ AnySearch = Annotated[SearchSpec, SEARCHES]
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
-Axis = list[Json] | dict[str, Json]
+
+def _not_empty(axis: list[Json] | dict[str, Json]) -> list[Json] | dict[str, Json]:
+    if not axis:
+        raise InvalidValue(f"the axis is empty ({json.dumps(axis)}); give it a value, or remove it", value=axis)
+    return axis
+
+
+Axis = Annotated[list[Json] | dict[str, Json], AfterValidator(_not_empty)]
 """The values of one key: a list, or a mapping from the label that tables show to the value."""
 
 Point = dict[str, Json]
@@ -366,7 +373,7 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 def _margin(value: float | str) -> float | str:
-    """Raises InvalidValue unless it is a number above 0, or such a share in percent."""
+    """The margin, a share as `1 %`. Raises InvalidValue unless it is a number above 0, or such a share in percent."""
     number = value
     if isinstance(value, str):
         match = _PERCENT.fullmatch(value.strip())
@@ -378,7 +385,7 @@ def _margin(value: float | str) -> float | str:
             code="margin",
             value=value,
         )
-    return value
+    return f"{number:.15g} %" if isinstance(value, str) else value
 
 
 def margin_value(margin: float | str, mean: float, scale: float) -> float:
@@ -614,14 +621,6 @@ class Ablation(Frozen):
     def row_seeds(self) -> list[int]:
         """The seeds that each row is trained with: all; or as many as a search takes for each sample."""
         return self.seeds[: self.search.seeds_per_sample if isinstance(self.search, Optuna) else None]
-
-    @field_validator("grid", mode="after")
-    @classmethod
-    def _axes_have_values(cls, grid: dict[str, Axis]) -> dict[str, Axis]:
-        for key, values in grid.items():
-            if not values:
-                raise InvalidValue(f"the axis {key!r} is empty; give it a value, or remove the axis", key=key)
-        return grid
 
     @field_validator("metrics", mode="after")
     @classmethod

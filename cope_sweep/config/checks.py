@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
+from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, GridSearch, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_below, is_field, leaves
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
@@ -42,24 +42,13 @@ def _varied(loaded: LoadedAblation, points: Sequence[Assignments]) -> list[str]:
     return sorted({key for point in points for key, value in point.items() if value is not loaded.layers.get(key)})
 
 
-def _assigning_places(loaded: LoadedAblation) -> list[KeyPath]:
-    """The key paths that end with a key of a run: axes, the search space, and what conditions set."""
-    content = loaded.content
-    places: list[KeyPath] = [("grid", key) for key in content.grid]
-    places += [("search", "space", key) for key in getattr(content.search, "space", {})]
-    for index, condition in enumerate(content.when):
-        places += [("when", index, "grid", key) for key in condition.grid]
-        places += [("when", index, "set", key) for key in condition.set]
-    return places
-
-
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     """Raises SpecError for a condition on a key or a value that no point has, which is probably a spelling mistake; and
     where the base or a point sets the seed.
     """
     keys, content = _varied(loaded, points), loaded.content
     # With a scale or `--set`, an axis of the file may have no row left, or one value.
-    known_keys = {*keys, *loaded.fixed, *(path[-1] for path in _assigning_places(loaded))}
+    known_keys = {*keys, *loaded.fixed, *(path[-1] for path in loaded.assigning_places)}
     conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
     conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
     conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
@@ -78,12 +67,12 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
                 raise loaded.source.error(
                     point[key].origin, f"a row also has {rival}; remove one of them", "two_budgets", key=key
                 )
-    seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
-    seeds += [point["seed"].origin for point in points if "seed" in point]
+    seeds: list[KeyPath] = [("base", key) for key in ("seed", "seeds") if key in content.base]
+    seeds += [point[key].origin for point in points for key in ("seed", "seeds") if key in point]
     if seeds:
         raise loaded.source.error(
             seeds[0],
-            "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`",
+            "seeds are not part of a row; write `seeds: [0, 1, …]` beside `base`, or beside `set` in a scale",
             "seed_in_row",
         )
 
@@ -193,7 +182,7 @@ def _fields_to_use(loaded: LoadedAblation) -> list[tuple[str, KeyPath]]:
     """
     scaled_axes = loaded.content.scales[loaded.scale].grid if loaded.scale else {}
     has_own_encodings = not scaled_axes.keys().isdisjoint(DECIDING_KEYS)
-    places = [(str(path[-1]), path) for path in _assigning_places(loaded) if path[-1] not in loaded.fixed]
+    places = [(str(path[-1]), path) for path in loaded.assigning_places if path[-1] not in loaded.fixed]
     if has_own_encodings:
         places = []
     for key, layer in loaded.layers.items():
@@ -205,28 +194,34 @@ def _fields_to_use(loaded: LoadedAblation) -> list[tuple[str, KeyPath]]:
 
 
 def check_assigned_mappings(loaded: LoadedAblation) -> None:
-    """Raises SpecError for `--set train={lr: 0.1}` where rows get another `train.lr` by an axis, which is deeper."""
-    deeper = {str(path[-1]): path for path in _assigning_places(loaded) if path[-1] not in loaded.fixed}
-    assigned = {key: layer for key, layer in loaded.layers.items() if layer.origin[0] == ASSIGNED}
-    for key, layer in assigned.items():
-        for leaf, _ in leaves(layer.value, key):
+    """Raises SpecError for `train: {lr: 0.1}` of a scale, `--set` or a condition where rows get another `train.lr` by
+    an axis, which is deeper.
+    """
+    # Axes last, so that they win over conditions, which only some rows meet.
+    deeper = {str(path[-1]): path for path in reversed(loaded.assigning_places) if path[-1] not in loaded.fixed}
+    assigned = [(key, layer.value, layer.origin) for key, layer in loaded.layers.items()]
+    for index, condition in enumerate(loaded.content.when):
+        assigned += [(key, value, ("when", index, "set", key)) for key, value in condition.set.items()]
+    for key, value, origin in assigned:
+        if (key in loaded.fixed and origin[0] == "when") or _is_inherited(loaded, origin):
+            continue
+        for leaf, _ in leaves(value, key):
             above = (other for other in deeper if is_below(leaf, other) and is_below(other, key))
             winner = next((other for other in (leaf, RIVAL_KEYS.get(leaf), *above) if other in deeper), None)
-            if winner is None or is_field(leaf):
+            # One condition may refine what another one has set.
+            if winner is None or leaf == key or is_field(leaf) or "when" == origin[0] == deeper[winner][0]:
                 continue
-            place = loaded.source.location(layer.origin)
-            raise SpecError(
-                f"{place}: it has no effect on {leaf} of rows that have their own {winner} "
-                f"({loaded.source.location(deeper[winner])}); write --set {leaf}=…",
-                code="no_effect",
-                place=place,
-                key=leaf,
-            )
+            axis = f"rows that have their own {winner} ({loaded.source.location(deeper[winner])})"
+            message = f"it has no effect on {leaf} of {axis}; write "
+            if origin[0] == ASSIGNED:
+                place = loaded.source.location(origin)
+                raise SpecError(f"{place}: {message}--set {leaf}=…", code="no_effect", place=place, key=leaf)
+            raise loaded.source.error(origin, f"{message}{leaf} as a key of its own", "no_effect", key=leaf)
 
 
 def check_resources(loaded: LoadedAblation) -> None:
     """Raises SpecError where resources are given to some rows: a sweep has one kind of run."""
-    for path in _assigning_places(loaded):
+    for path in loaded.assigning_places:
         if str(path[-1]).startswith("resources."):
             raise loaded.source.error(
                 path,
@@ -302,6 +297,27 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
             )
 
 
+def check_rules(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
+    """Raises SpecError for a rule of `when`, an exclusion, or published numbers, that are for none of the points.
+
+    With a scale or `--set`, or in a random search, it may be; so may a rule that is inherited.
+    """
+    content = loaded.content
+    if loaded.unchanged is not None or not isinstance(content.search, GridSearch):
+        return
+    origins = {value.origin[:2] for point in points for value in point.values()} if content.when else set()
+    unused: list[KeyPath] = [("when", i, "if") for i in range(len(content.when)) if ("when", i) not in origins]
+    others: dict[KeyPath, Point] = {("exclude", i): condition for i, condition in enumerate(content.exclude)}
+    others |= {("published", i, "match"): entry.match for i, entry in enumerate(content.published)}
+    unused += [path for path, condition in others.items() if not any(matches(loaded, p, condition) for p in points)]
+    for path in unused:
+        if not _is_inherited(loaded, path):
+            reason = "no row matches it"
+            if path[0] == "when":
+                reason = "no row matches it when its turn comes, or entries after it replace all that it sets"
+            raise loaded.source.error(path, f"{reason}; mend the condition, or remove it", "no_effect")
+
+
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     """Raises SpecError for a metric of the table or of published numbers that none of `runs` reports, and for a primary
     one that is no column or says nothing about which row is better.
@@ -368,6 +384,10 @@ def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
     """Raises SpecError for a claim by which no rows are tested: about no such column, or no pair of known rows."""
     columns = {metric.name: metric for metric in loaded.content.metrics}
     names = list(columns)
+    # A scale or --set may have other rows than the claims of the file are about, and a search suggests them later.
+    scale = loaded.content.scales[loaded.scale] if loaded.scale and not loaded.assignments else None
+    are_of_plan = loaded.unchanged is None or (scale is not None and scale.claims is not None)
+    has_rows = are_of_plan and not isinstance(loaded.content.search, Optuna)
     for index, claim in enumerate(loaded.content.claims):
         better, than = claim.columns(loaded.content.primary_metric.name)
         for column, key in ((better, "metric" if claim.variant is None else "variant"), (than, "than_variant")):
@@ -378,8 +398,8 @@ def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
             if not columns[column].compared:
                 message = f"rows are not tested by {column!r}, which has `compared: false`; remove that, or the claim"
                 raise loaded.source.error(("claims", index), message, "not_compared", column=column)
-        if loaded.unchanged is not None or isinstance(loaded.content.search, Optuna):
-            continue  # a scale or --set may have other rows, and a search suggests them later
+        if not has_rows or _is_inherited(loaded, ("claims", index)):
+            continue
         sides = {"better": [r for r in rows if index in r.better], "than": [r for r in rows if index in r.than]}
         for side, found in sides.items():
             if not found:
@@ -479,7 +499,7 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
     if loaded.unchanged is None:
         return loaded
     varied = _varied(loaded, points)
-    lost_keys = {*loaded.fixed, *(str(path[-1]) for path in _assigning_places(loaded))} - {*varied}
+    lost_keys = {*loaded.fixed, *(str(path[-1]) for path in loaded.assigning_places)} - {*varied}
 
     def is_lost(figure: FigureSpec) -> bool:
         if not lost_keys.isdisjoint(figure.axes().values()):

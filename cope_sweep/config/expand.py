@@ -20,6 +20,7 @@ from cope_sweep.config.checks import (
     check_metrics,
     check_points,
     check_resources,
+    check_rules,
     check_search,
     resolved_schedule,
     resolved_search,
@@ -167,11 +168,13 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     # Points are made before exclusions: with a limit, three in four may be excluded.
     points = points_of(loaded, None if max_runs is None else 4 * max_runs)
     check_points(loaded, points)
+    before = points
     points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
     _check_size(loaded, len(points) * len(loaded.content.row_seeds), max_runs)
     loaded, rows, kinds = _checked(loaded, points)
+    check_rules(loaded, before)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 

@@ -23,6 +23,7 @@ from cope_sweep.config.source import (
     SpecError,
     copied,
     default_label,
+    error_at,
     places_of,
     read_source,
     spelled_as,
@@ -96,6 +97,17 @@ class LoadedAblation:
     def axes(self) -> dict[str, Axis]:
         """The axes of the grid that still vary."""
         return {key: axis for key, axis in self.content.grid.items() if key not in self.fixed}
+
+    @property
+    def assigning_places(self) -> list[KeyPath]:
+        """The key paths that end with a key of a run: axes, the search space, and what conditions set."""
+        content = self.content
+        places: list[KeyPath] = [("grid", key) for key in content.grid]
+        places += [("search", "space", key) for key in getattr(content.search, "space", {})]
+        for index, condition in enumerate(content.when):
+            places += [("when", index, "grid", key) for key in condition.grid]
+            places += [("when", index, "set", key) for key in condition.set]
+        return places
 
     def labelled(self, key: str, value: Json, origin: KeyPath) -> AxisValue:
         """A value with the label that it has on the axis of its key: by that, conditions name it."""
@@ -180,12 +192,11 @@ def _check_base(file_alone: Source, loaded: LoadedAblation) -> None:
 
     `file_alone` is the file before inheritance: inherited values may be replaced.
     """
-    content = loaded.content
     if not isinstance(base := file_alone.data.get("base"), dict):
         return
-    axes: list[KeyPath] = [("grid", key) for key in content.grid]
-    axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
-    for path in axes:
+    for path in loaded.assigning_places:
+        if path[0] == "when":  # in some rows
+            continue
         key = str(path[-1])
         lost = [leaf for leaf, _ in leaves(base) if is_below(leaf, key) and not is_field(leaf)]
         if lost:
@@ -205,8 +216,9 @@ def load_ablation(path: Path) -> LoadedAblation:
     """
     source = read_source(path)
     loaded = validate(source, path.stem, folder=path.parent)
-    if loaded.content.tuned is not None:
-        _file_beside(source, "tuned", path.parent)
+    if loaded.content.tuned is not None and _file_beside(source, "tuned", path.parent) == path:
+        message = f"{path.stem!r} is this file; name the file whose search chose the recipes, or remove the key"
+        raise source.error(("tuned",), message, "invalid_name", name=path.stem)
     return loaded
 
 
@@ -294,10 +306,17 @@ def _merged(
         if rival is not None and rival not in own:
             merged.pop(rival, None)
         if value is None and _is_removable(here):
-            merged.pop(key, None)
+            if key not in merged:
+                message = f"null removes what is inherited, and no {key!r} is{suggest(key, merged)}"
+                raise error_at(places.get(key, ""), here, message, "unknown_key", key=key, allowed=list(merged))
+            merged.pop(key)
         else:
-            both = _merges(merged.get(key), value, here)
-            merged.put(key, _merged(merged[key], value, places_of(value), here) if both else value, places.get(key))
+            before: Json = merged.get(key)
+            after = value
+            if isinstance(before, dict) or isinstance(after, dict):
+                before, after = _with_kind(before), _with_kind(after)
+            both = _merges(before, after, here)
+            merged.put(key, _merged(before, after, places_of(value), here) if both else value, places.get(key))
     return merged
 
 
@@ -317,6 +336,11 @@ def _is_axis(path: KeyPath) -> bool:
 
 def _is_removable(path: KeyPath) -> bool:
     return _is_axis(path) or (len(path) == 2 and path[0] == "scales")
+
+
+def _with_kind(value: Json) -> Json:
+    """Of two values of which one is a mapping, a text is a kind: `flip_flop` is `{kind: flip_flop}`."""
+    return FileMapping({"kind": value}) if isinstance(value, str) else value
 
 
 def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:

@@ -27,6 +27,7 @@ from cope_sweep.config.source import (
     default_label,
     parse_value,
     places_of,
+    spelled_as,
 )
 from cope_sweep.errors import InvalidValue
 from cope_sweep.registry import Registry
@@ -59,6 +60,8 @@ def with_overrides(
     """
     if scale is None and not assignments:
         return loaded
+    if scale is not None:
+        scale = spelled_as(scale, loaded.content.scales)
     assigned = [text.partition("=")[0] for text in assignments if not text.startswith(ADDS)]
     if both := [key for key in assigned if RIVAL_KEYS.get(key) in assigned]:
         message = f"{OPTION}{both[0]}: {RIVAL_KEYS[both[0]]} is also set; remove one of them"

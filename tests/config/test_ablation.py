@@ -13,7 +13,7 @@ from cope_sweep.config import (
     expand,
     with_overrides,
 )
-from cope_sweep.config.ablation import Distribution
+from cope_sweep.config.ablation import Claim, Distribution
 from cope_sweep.config.loading import validate
 from cope_sweep.config.points import agreeing_rows
 from cope_sweep.config.source import parse_source
@@ -27,7 +27,10 @@ from tests.helpers.errors import raises
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("[1e-3, 2e-3]", "[]", ("invalid_value", "test.yaml:6", "grid")),
+        ("[1e-3, 2e-3]", "[]", ("invalid_value", "test.yaml:8", "grid.train.lr")),
+        ("[5e-3]", "{}", ("invalid_value", "test.yaml:12", "scales.wide.grid.train.lr")),
+        ("seeds: [0, 1]", "when: [{if: {}, grid: {model.layers: []}}]", ("invalid_value", "test.yaml:9", "when[0].grid.model.layers")),
+        ("[1e-3, 2e-3]", "1e-3", ("wrong_type", "test.yaml:8", "grid.train.lr")),
         ("seeds: [0, 1]", "seeds: [0, 0]", ("invalid_value", "test.yaml:9", "seeds")),
         ("seeds: [0, 1]", "seeds: []", ("invalid_value", "test.yaml:9", "seeds")),
         ("seeds: [0, 1]", "seeds: [0, -1]", ("invalid_value", "test.yaml:9", "seeds[1]")),
@@ -211,6 +214,18 @@ def test_what_is_fixed_leaves_the_figures():
          ("invalid_value", "test.yaml:11", "published[0].std.in_dist/token_error")),
         ("claims: [{text: x, better: {model.position: CoPE}, than: {model.position: CoPE}}]",
          ("matching_rows", "test.yaml:11", "claims[0].than")),
+        ("when: [{if: {model.position: CoPE}, set: {train: {steps: 3, lr: 1}}}]",
+         ("no_effect", "test.yaml:11", "when[0].set.train")),
+        ("when: [{if: {train.batch: 8}, set: {train.steps: 3}}, {if: {}, grid: {train.batch: [8, 16]}}]",
+         ("no_effect", "test.yaml:11", "when[0].if")),
+        ("exclude: [{model.position: CoPE, train.lr: 1e-3}, {model.position: none, train.lr: 1e-3}]\n"
+         "when: [{if: {model.position: CoPE, train.lr: 2e-3}, set: {train.lr: 1e-3}},"
+         " {if: {model.position: CoPE, train.lr: 2e-3}, set: {train.batch: 8}}]",
+         ("no_effect", "test.yaml:12", "when[1].if")),
+        ("when: [{if: {train.lr: 2e-3}, set: {train.lr: 1e-3}}]\nexclude: [{train.lr: 2e-3}]",
+         ("no_effect", "test.yaml:12", "exclude[0]")),
+        ("when: [{if: {train.lr: 2e-3}, set: {train.lr: 1e-3}}]\n"
+         "published: [{match: {train.lr: 2e-3}, values: {in_dist/loss: 1}}]", ("no_effect", "test.yaml:12", "published[0].match")),
     ],
 )  # fmt: skip
 def test_what_cannot_act_is_refused(added, expected):
@@ -221,6 +236,18 @@ def test_a_claim_needs_a_pair_of_rows_that_agree_otherwise():
     text = TEXT.replace("scales:", "exclude: [{model.position: CoPE, train.lr: 1e-3}, {model.position: none, train.lr: 2e-3}]\n"
                         "claims: [{text: x, better: {model.position: CoPE}, than: {model.position: none}}]\nscales:")  # fmt: skip
     assert located(error_of(text)) == ("no_pair", "test.yaml:12", "claims[0].than")
+
+
+def test_a_claim_of_a_scale_is_checked_against_its_rows():
+    claims = "claims: [{text: x, better: {model.position: CoPE}, than: {model.position: CoPE}}]"
+    error = error_of(TEXT.replace("wide: {", f"wide: {{{claims}, "), scale="wide")
+    assert located(error) == ("matching_rows", "test.yaml:12", "claims[0].than")
+
+
+def test_a_margin_has_one_spelling():
+    claim = {"text": "x", "better": {}, "than": {}, "says": "equivalent"}
+    identities = [Claim(**claim, margin=margin).identity("a") for margin in ("1 %", "1%", "1.0 %", "2 %")]
+    assert len(set(identities[:3])) == 1 < len(set(identities))
 
 
 def test_two_columns_of_one_metric_are_refused():

@@ -89,6 +89,27 @@ def test_null_removes_an_axis_or_a_scale(load):
     assert content.scales["wide"].grid == {}
 
 
+@pytest.mark.parametrize("key", ["grid: {train.lrs", "scales: {wied", "scales: {wide: {grid: {model.dim"])
+def test_null_for_what_is_not_inherited_is_an_error(load, tmp_path, key):
+    error = error_of(load, child=f"title: T\ninherit: parent\n{key}: null{'}' * key.count('{')}\n")
+    path = key.replace("{", "").replace(": ", ".")
+    assert located(error) == ("unknown_key", f"{tmp_path / 'child.yaml'}:3", path)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "own", "merged"),
+    [
+        ("{kind: muon, momentum: 0.5}", "muon", {"kind": "muon", "momentum": 0.5}),
+        ("muon", "{momentum: 0.5}", {"kind": "muon", "momentum": 0.5}),
+        ("{kind: muon, momentum: 0.5}", "adamw", "adamw"),
+    ],
+)
+def test_a_text_is_a_kind(load, inherited, own, merged):
+    parent = TEXT.replace("steps: 6", f"optimizer: {inherited}")
+    child = f"title: T\ninherit: parent\nbase: {{train: {{optimizer: {own}}}}}\n"
+    assert load(child=child, parent=parent).content.base["train"]["optimizer"] == merged
+
+
 def test_an_inherited_error_names_both_files(load, tmp_path):
     error = error_of(
         load, child="title: C\ninherit: middle\n", middle="title: M\ninherit: parent\nbase: {model: {dims: 16}}\n"
@@ -110,7 +131,9 @@ def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
     assert child.source.location(("seeds", 1)) == f"{tmp_path / 'child.yaml'}:3"
 
 
-@pytest.mark.parametrize(("value", "code"), [("parents", "no_such_file"), ("../parent", "invalid_name")])
+@pytest.mark.parametrize(
+    ("value", "code"), [("parents", "no_such_file"), ("../parent", "invalid_name"), ("child", "invalid_name")]
+)
 def test_the_ablation_that_chose_the_recipe_is_a_file_in_the_folder(load, tmp_path, value, code):
     assert load(child="title: C\ninherit: parent\ntuned: parent\n").content.tuned == "parent"
     error = error_of(load, child=f"title: C\ninherit: parent\ntuned: {value}\n")

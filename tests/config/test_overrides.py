@@ -174,6 +174,8 @@ def test_assignments_win_over_the_scale():
         ("grid: {train.lr: [5e-3]}", "grid: {train.lr: [5e-3, -1.0]}", ("invalid_value", "test.yaml:12", "train.lr")),
         ("model.dim: 32", "model.layers.x: 32", ("no_keys", "test.yaml:12", "model.layers.x")),
         ("model.dim: 32", "model.dimm: 32", ("unknown_key", "test.yaml:12", "model.dimm")),
+        ("model.dim: 32", "seeds: [3]", ("seed_in_row", "test.yaml:12", "scales.wide.set.seeds")),
+        ("model.dim: 32", "train: {steps: 3, lr: 1}", ("no_effect", "test.yaml:12", "scales.wide.set.train")),
         ("wide: {", "wide: {metrics: [{name: dense/los}], ", ("unknown_metric", "test.yaml:12", "metrics[0].name")),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from cope_sweep.api.ablations import ListAblations
 from cope_sweep.api.runs import ListRuns
 from cope_sweep.api.sweeps import ListSweeps
-from cope_sweep.config import expand, load_ablation
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation
 from cope_sweep.config.rows import only_rows
 from cope_sweep.read.queries import Queries
@@ -52,6 +52,13 @@ def test_a_row_is_found(written, typed, plan):
 def test_a_condition_of_the_file_is_about_the_row(tmp_path, written, typed):
     (tmp_path / "a.yaml").write_text(TEXT % written + f"exclude: [{{model.position: {typed}}}]\n")
     assert [row.name for row in expand(load_ablation(tmp_path / "a.yaml")).rows] == ["other"]
+
+
+@BOTH
+def test_a_scale_is_found(tmp_path, written, typed):
+    (tmp_path / "a.yaml").write_text(TEXT % written + f"scales: {{{written}: {{set: {{model.dim: 16}}}}}}\n")
+    scaled = with_overrides(load_ablation(tmp_path / "a.yaml"), scale=typed)
+    assert (scaled.scale, {run.model.dim for run in expand(scaled).runs}) == (written, {16})
 
 
 def test_labels_that_look_the_same_are_refused():
