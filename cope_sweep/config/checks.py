@@ -398,7 +398,7 @@ def check_claims(loaded: LoadedAblation, rows: Sequence[ClaimedRow]) -> None:
             if not columns[column].compared:
                 message = f"rows are not tested by {column!r}, which has `compared: false`; remove that, or the claim"
                 raise loaded.source.error(("claims", index), message, "not_compared", column=column)
-        if not has_rows or _is_inherited(loaded, ("claims", index)):
+        if not has_rows:
             continue
         sides = {"better": [r for r in rows if index in r.better], "than": [r for r in rows if index in r.than]}
         for side, found in sides.items():
