@@ -20,12 +20,13 @@ from rich.text import Text
 from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.read.numbers import fixed, metric_text
-from cope_sweep.store import ENDED, STATUSES, Event, Status, Store
+from cope_sweep.store import ENDED, Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
 """Between two plain lines about a run, or about a sweep of a service, whose status does not change."""
 MAX_ROWS = 24
 """Runs in training that the live table shows."""
+SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
 INDEXING = "making the index"
 """Title of the progress bar while the index is made."""
 SENDING = "sending to MLflow", "runs and sweeps"
@@ -103,7 +104,7 @@ class Board:
     def summary(self) -> str:
         """One line: the number of runs by status, the time since the start, the time left."""
         counts = self.counts()
-        parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
+        parts = [f"{counts[status]} {status}" for status in SUMMARY_ORDER if counts[status]]
         if self.to_suggest:
             parts.append(f"{self.to_suggest} to suggest")
         if not self.any_event and counts["finished"] < len(self.latest) + self.to_suggest:

@@ -54,7 +54,7 @@ def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
     monkeypatch.setattr(predictors_module, "FRESH_S", 3600)
     with serving(own_sample.settings()) as client:
         before = ask(client, own_sample.ids[0])
-        monkeypatch.setattr(Predictors, "_find", lambda self, find: pytest.fail("looked up again"))
+        monkeypatch.setattr(Predictors, "_predictor", lambda self, folder: pytest.fail("looked up again"))
         assert ask(client, own_sample.ids[0]) == before
 
 
