@@ -54,7 +54,7 @@ export function choiceFields({ usable, lacking, name, scale, sets, scales, value
     select("ablation", titles, name, (value) => change({ ablation: value, scale: null, set: [], run: null, text: null, ask: null })),
     scales.length ? select("scale", scaleOptions(scales), scaleName(scale), (value) => change({ ablation: name, scale: value, set: [], run: null })) : null,
     values && select("values", values, JSON.stringify(sets), (value) => change({ ablation: name, scale: scaleName(scale), set: JSON.parse(value), run: null })),
-    chosen.length ? none : null,
+    none,
   ];
   return [
     h("div", { class: "bar controls" }, controls),

@@ -150,11 +150,13 @@ export function playground() {
         change({ run: chosen }, { replace: true }); // draws this view again
         return;
       }
-      const state = JSON.stringify([found, chosen]);
-      if (state !== drawn) {
+      const state = JSON.stringify(found);
+      // Boxes that already show what is chosen stay: drawn again, they would lose a click that has begun.
+      const checked = [...chooser.querySelectorAll("input:checked")].map((box) => box.dataset.key.replace("run ", ""));
+      if (state !== drawn || String(checked.sort()) !== String([...chosen].sort())) {
         replace(chooser, choiceFields(found, chosen, nameOfId));
-        replace(help, marked(helpFor(runs.get(chosen[0])?.spec?.task.kind)));
       }
+      replace(help, marked(helpFor(runs.get(chosen[0])?.spec?.task.kind)));
       drawn = state;
       const text = current().params.get("text");
       if (text !== taken && text !== null) area.value = text;
