@@ -166,15 +166,14 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
         # Its checks need examples of points only: the rows do not exist yet.
         return plan_of_recorded(loaded, [])
     # Points are made before exclusions: with a limit, three in four may be excluded.
-    points = points_of(loaded, None if max_runs is None else 4 * max_runs)
-    check_points(loaded, points)
-    before = points
-    points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
+    all_points = points_of(loaded, None if max_runs is None else 4 * max_runs)
+    check_points(loaded, all_points)
+    points = [p for p in all_points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
     _check_size(loaded, len(points) * len(loaded.content.row_seeds), max_runs)
     loaded, rows, kinds = _checked(loaded, points)
-    check_rules(loaded, before)
+    check_rules(loaded, all_points)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 

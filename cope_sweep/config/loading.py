@@ -339,7 +339,7 @@ def _is_removable(path: KeyPath) -> bool:
 
 
 def _with_kind(value: Json) -> Json:
-    """Of two values of which one is a mapping, a text is a kind: `flip_flop` is `{kind: flip_flop}`."""
+    """A bare kind as the mapping that it stands for, so that the two merge: `flip_flop` as `{kind: flip_flop}`."""
     return FileMapping({"kind": value}) if isinstance(value, str) else value
 
 
