@@ -159,8 +159,9 @@ class TextTokenizer:
         return cls(tokenizer, "the tokenizer trained on this text")
 
     def save(self, path: Path) -> None:
-        """Write a `tokenizer.json`."""
-        self._tokenizer.save(str(path), pretty=False)
+        """Write a `tokenizer.json`. Raises OSError."""
+        # Not by its own `save`, which raises a bare Exception if the disk is full.
+        path.write_text(self._tokenizer.to_str(), encoding="utf-8")
 
     @cached_property
     def digest(self) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,11 @@ def test_a_tokenizer_of_sentencepiece_s_kind_is_lossless_and_adds_no_blank(prefi
     assert loaded.pieces(ids)[:4] == [b"t", b"h", b"e", b" cat"]
     assert b"".join(loaded.pieces(blanks)) == b"  a"
     assert loaded.end_of_text == 2
+
+
+def test_a_full_disk_is_an_error_of_the_system():
+    with pytest.raises(OSError, match="No space left"):
+        TRAINED.save(Path("/dev/full"))
 
 
 def test_nfc_and_tokens_that_were_added_are_allowed(tmp_path):
