@@ -37,7 +37,6 @@ import pandas as pd
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api.ablations import (
-    MAX_CURVE_ROWS,
     AblationDetail,
     AblationSummary,
     ClaimResult,
@@ -231,13 +230,16 @@ class Client:
         """All ablations, with the number of their runs by status."""
         return self.ask(ListAblations())
 
-    def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
-        """One ablation: its rows, runs and file."""
-        return self._ask(GetAblation, name=name, scale=scale)
+    def ablation(self, name: str, scale: str | None = None, **options: Any) -> AblationDetail:
+        """One ablation: its rows, runs and file. `options`: `set`; and `committed` as in `ask`."""
+        return self._ask(GetAblation, name=name, scale=scale, **options)
 
-    def plan(self, name: str, scale: str | None = None) -> PlanCost:
-        """Each run of an ablation in plan order: status, and estimated time and memory on the service's machine."""
-        return self._ask(GetPlan, name=name, scale=scale)
+    def plan(self, name: str, scale: str | None = None, **options: Any) -> PlanCost:
+        """Each run of an ablation in plan order: status, and estimated time and memory on the service's machine.
+
+        `options`: `set`.
+        """
+        return self._ask(GetPlan, name=name, scale=scale, **options)
 
     @overload
     def table(self, name: str, *, format: None = None, **options: Any) -> pd.DataFrame: ...
@@ -271,21 +273,25 @@ class Client:
     def claims(self, ablation: str | None = None, **options: Any) -> list[ClaimResult]:
         """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
 
-        `options` are the other fields of `ListClaims`: `scale`; and `committed` as in `ask`.
+        `options` are the other fields of `ListClaims`: `scale` and `set`; and `committed` as in `ask`.
         """
         return self._ask(ListClaims, ablation=ablation, **options)
 
     def report(self, name: str, *, format: ReportFormat = "html", **options: Any) -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and provenance.
 
-        `options` are the other fields of `GetReport`: `scale`; and `committed` as in `ask`. Notebooks show HTML.
+        `options` are the other fields of `GetReport`: `scale` and `set`; and `committed` as in `ask`. Notebooks show
+        HTML.
         """
         content = self._ask(GetReport, name=name, format=format, **options)
         return Page(content) if format == "html" else content
 
-    def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
-        """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
-        return self._ask(ListFigures, name=name, scale=scale)
+    def figures(self, name: str, scale: str | None = None, **options: Any) -> list[FigureInfo]:
+        """The figures that the ablation's file declares, and the kinds of figures that every ablation has.
+
+        `options`: `set`; and `committed` as in `ask`.
+        """
+        return self._ask(ListFigures, name=name, scale=scale, **options)
 
     def figure(self, name: str, figure: str, *, format: FigureFormat = "svg", **options: Any) -> bytes:
         """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
@@ -300,14 +306,14 @@ class Client:
         content = self._ask(GetFigure, name=name, figure=figure, format=format, **options)
         return Picture(content) if format == "svg" else content
 
-    def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
+    def curves(self, name: str, metric: str | None = None, *, committed: bool = False, **options: Any) -> pd.DataFrame:
         """The learning curves of a metric: columns row, run_id, seed, step and value, about 200 points per run.
 
-        The default metric is the ablation's primary metric.
+        The default metric is the ablation's primary metric. `options`: `scale` and `set`; `committed` as in `ask`.
         """
-        question, lines = checked(GetCurves, name=name, metric=metric, scale=scale, limit=MAX_CURVE_ROWS), []
+        question, lines = checked(GetCurves, name=name, metric=metric, **options), []
         while True:
-            page = self.ask(question)
+            page = self.ask(question, committed=committed)
             for row in page.rows:
                 for run in row.series:
                     lines += [(row.row, run.run_id, run.seed, step, value) for step, value in run.points]

@@ -6,44 +6,15 @@ Questions are made by `model_construct`: a path may be longer than the name of a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cope_sweep.api.figures import (
-    CSV,
-    FIGURE_FORMATS,
-    FigureFormat,
-    GetFigure,
-    Log,
-    Metrics,
-    Panels,
-    Rows,
-    Show,
-    Size,
-    X,
-)
+from cope_sweep.api import figures, tables
 from cope_sweep.api.question import Committed, Scale, Sets
-from cope_sweep.api.tables import (
-    Caption,
-    Compare,
-    GetReport,
-    GetTable,
-    Group,
-    Label,
-    Margin,
-    Notes,
-    OneLinePerRun,
-    ReportFormat,
-    SortRows,
-    Stars,
-    TableFormat,
-    Top,
-    Verdict,
-    VerdictWord,
-)
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -75,13 +46,13 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.kinds.maps import Maps
     from cope_sweep.read.queries import Queries
 
-REPORT_SUFFIXES: dict[str, ReportFormat] = {".md": "markdown", ".html": "html"}
-SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS}
+REPORT_SUFFIXES: dict[str, tables.ReportFormat] = {".md": "markdown", ".html": "html"}
+SUFFIXES: dict[str, figures.FigureFormat] = {f".{name}": name for name in figures.FIGURE_FORMATS}
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
 
 TableFormatOpt = Annotated[
-    TableFormat | None,
+    tables.TableFormat | None,
     typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
 ]
 
@@ -90,18 +61,18 @@ def table(
     ablation: AblationArg,
     file_format: TableFormatOpt = None,
     scale: Scale = None,
-    compare: Compare = None,
-    sort: SortRows = None,
-    top: Top = None,
-    runs: OneLinePerRun = False,
+    compare: tables.Compare = None,
+    sort: tables.SortRows = None,
+    top: tables.Top = None,
+    runs: tables.OneLinePerRun = False,
     committed: Committed = False,
     output: OutputOpt = None,
-    stars: Stars = False,
-    group: Group = None,
-    caption: Caption = None,
-    label: Label = None,
-    notes: Notes = True,
-    margin: Margin = None,
+    stars: tables.Stars = False,
+    group: tables.Group = None,
+    caption: tables.Caption = None,
+    label: tables.Label = None,
+    notes: tables.Notes = True,
+    margin: tables.Margin = None,
     fail_unless: Annotated[
         Literal["better", "worse", "equivalent"] | None,
         typer.Option(help="With --compare, for scripts: exit code 1 unless all verdicts of the table are this one."),
@@ -135,31 +106,31 @@ def table(
     Example: `cope-sweep table quickstart --runs --format csv -o runs.csv`
     """
     from cope_sweep.cli.files import open_queries
-    from cope_sweep.read.tables import FORMATS as TABLES
+    from cope_sweep.read.tables import FORMATS, table_file
 
     queries = open_queries(store, index, ablations, committed=committed)
     if as_json and file_format not in (None, "json"):
         raise conflict(
             f"--json is --format json; leave out one of --json and --format {file_format}", "--json", "--format"
         )
-    suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
+    suffixes = {table_format.suffix: name for name, table_format in FORMATS.items()}
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default="terminal")
-    of_rows = partial(
-        GetTable.model_construct, name=ablation, scale=scale, set=sets, compare=compare, sort=sort, top=top
-    )
-    question = of_rows(
-        format=chosen, runs=runs, stars=stars, group=group, caption=caption, label=label, notes=notes,
+    question = tables.GetTable.model_construct(
+        name=ablation, scale=scale, set=sets, compare=compare, sort=sort, top=top, format=chosen, runs=runs,
+        stars=stars, group=group, caption=caption, label=label, notes=notes,
         margin=margin if chosen == "json" or fail_unless is None else None,
     )  # fmt: skip
+    asked = queries.table(question)
     if output is None and chosen == "terminal":
-        make_console().print(queries.table(question).to_rich(runs=runs))
+        make_console().print(asked.to_rich(runs=runs))
     else:
-        save(output, chosen, lambda file: file.write(queries.ask(question)))
+        save(output, chosen, lambda file: file.write(table_file(asked)))
     if fail_unless is not None:
-        require_verdict(queries.table(of_rows(margin=margin)).verdicts, fail_unless)
+        judged = replace(asked, question=asked.question.model_copy(update={"margin": margin}))
+        require_verdict(judged.verdicts, fail_unless)
 
 
-def require_verdict(found: Sequence[Verdict], wanted: VerdictWord) -> None:
+def require_verdict(found: Sequence[tables.Verdict], wanted: tables.VerdictWord) -> None:
     """Exit with 1, naming the rows, unless all verdicts are the wanted one. Without any, it is an error."""
     if not found:
         raise UserError(
@@ -177,7 +148,7 @@ def require_verdict(found: Sequence[Verdict], wanted: VerdictWord) -> None:
 
 
 ReportFormatOpt = Annotated[
-    ReportFormat | None,
+    tables.ReportFormat | None,
     typer.Option("--format", help="Default: by the suffix of --output, or else markdown.", show_default=False),
 ]
 OutOpt = Annotated[
@@ -225,7 +196,7 @@ def report(
         if compare is not None or as_json:
             raise UserError("--compare and --json need --out DIR", code="missing_option", option="--out")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
-        question = GetReport.model_construct(name=ablation, scale=scale, set=sets, format=chosen)
+        question = tables.GetReport.model_construct(name=ablation, scale=scale, set=sets, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
     if output is not None or file_format is not None:
@@ -272,10 +243,10 @@ StyleOpt = Annotated[
     ),
 ]
 FigureFormatOpt = Annotated[
-    FigureFormat | None,
+    figures.FigureFormat | None,
     typer.Option(
         "--format",
-        help=f"{CSV} Default: by the suffix of --output, or else png.",
+        help=f"{figures.CSV} Default: by the suffix of --output, or else png.",
         show_default=False,
     ),
 ]
@@ -324,17 +295,17 @@ Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mar
 def figure(
     ablation: FigureArg,
     kind: KindOpt = None,
-    metric: Metrics = [],
-    x: X = None,
-    panels: Panels = None,
-    row: Rows = [],
-    log: Log = None,
-    figure_size: Size = None,
+    metric: figures.Metrics = [],
+    x: figures.X = None,
+    panels: figures.Panels = None,
+    row: figures.Rows = [],
+    log: figures.Log = None,
+    figure_size: figures.Size = None,
     style: StyleOpt = None,
     scale: Scale = None,
     file_format: FigureFormatOpt = None,
     output: FigureOutputOpt = None,
-    show: Annotated[Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
+    show: Annotated[figures.Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
     heads: HeadsOpt = [],
     mark: MarkOpt = None,
     split: Annotated[str | None, of_maps(help="A split of the run's task. Default: the first test set.")] = None,
@@ -386,7 +357,7 @@ def figure(
         if of_heads:
             file.write(maps.render(chosen))
             return
-        question = GetFigure.model_construct(
+        question = figures.GetFigure.model_construct(
             name=name, figure=figure, scale=scale, set=sets, format=chosen, size=figure_size, **selected,
         )  # fmt: skip
         file.write(queries.figure(question, style))
@@ -421,7 +392,7 @@ def figure(
 
 
 def _save_figure(
-    figure: str, path: Path, file_format: FigureFormat, write: Callable[[IO[bytes], str], None]
+    figure: str, path: Path, file_format: figures.FigureFormat, write: Callable[[IO[bytes], str], None]
 ) -> dict[str, Any]:
     """Write a figure to a file; what was written, as `--json` prints it."""
     save(path, file_format, lambda file: write(file, figure))

@@ -585,16 +585,8 @@ class Ablation(Frozen):
     claims: list[Claim] = Field(
         default=[], description="What the hypothesis says about the rows, so that reports can say whether it holds."
     )
-    search: AnySearch = Field(
-        default=GridSearch(),
-        description="Which runs are trained. grid: every row of the grid. random: every row with random draws from a "
-        "space. optuna: rows that Optuna suggests from the results so far.",
-    )
-    schedule: AnyScheduler = Field(
-        default=NoSchedule(),
-        description="Which runs are stopped early. none: no run. asha: asynchronous successive halving. median: runs "
-        "that are worse than the median.",
-    )
+    search: AnySearch = Field(default=GridSearch(), description="Which runs are trained.")
+    schedule: AnyScheduler = Field(default=NoSchedule(), description="Which runs are stopped early.")
     published: list[Published] = Field(default=[], description="Numbers of a paper, shown beside yours.")
     figures: list[AnyFigure] = Field(default=[], description="What to draw from the runs, in addition to the table.")
     scales: dict[str, Scale] = Field(default={}, description="Named sizes of the same question: `--scale NAME`.")

@@ -60,11 +60,7 @@ BY_PLACE = {
 class ModelSpec(Frozen):
     """A decoder-only transformer and its list of position encodings."""
 
-    family: AnyFamily = Field(
-        default=GPT2(),
-        description="gpt2: pre-norm, GELU. llama: pre-norm, RMSNorm, SwiGLU, no biases. "
-        "post_norm: the decoder of the released counting runs, ReLU.",
-    )
+    family: AnyFamily = Field(default=GPT2(), description="Norms, activation and biases of the blocks.")
     layers: Annotated[int, Field(ge=1, le=10_000)] = Field(default=2, description="Number of transformer blocks.")
     dim: Positive = Field(default=64, description="Width of the model; `heads` divides it.")
     heads: Positive = Field(default=2, description="Attention heads in each layer.")
@@ -123,10 +119,7 @@ class TrainSpec(Frozen):
         "rounded up, before the run gets its id.",
     )
     batch: Positive = Field(default=64, description="Sequences in a step, summed over the workers.")
-    optimizer: AnyOptimizer = Field(
-        default=AdamW(),
-        description="adamw: AdamW for all parameters. muon: Muon for the matrices of the blocks, AdamW for the rest.",
-    )
+    optimizer: AnyOptimizer = Field(default=AdamW(), description="What updates the parameters.")
     lr: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="Learning rate after the warm-up.")
     position_lr: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="Factor on the learning rate of the encodings' parameters, with any optimiser."

@@ -127,6 +127,7 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4
     assert client.plan("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
+    assert client.plan("tiny", set=["seeds=[0]"]).counts == {"finished": 2}
     assert client.diff(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
     assert client.claims() == client.claims("tiny") == []
@@ -159,6 +160,8 @@ def test_runs_and_curves_are_frames(client: Client, sample: SampleStore) -> None
     curves = client.curves("tiny", "train/loss")
     assert curves.columns.tolist() == ["row", "run_id", "seed", "step", "value"]
     assert run in curves["run_id"].tolist()
+    of_seed = client.curves("tiny", "train/loss", set=["seeds=[0]"])
+    assert set(of_seed["seed"]) == {0} < set(curves["seed"])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.config import Resources
 from cope_sweep.config.estimate import memory_bytes, parameter_count
-from cope_sweep.optim import Muon
+from cope_sweep.optim.muon import Muon
 from cope_sweep.train import Runtime, Trainer
 from tests.helpers.tiny import tiny_run
 

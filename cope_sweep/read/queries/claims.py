@@ -84,8 +84,7 @@ def _findings_of(results: Results) -> tuple[Finding, ...]:
 
 
 def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
-    weakest, texts = finding.weakest, dict(finding.texts)
-    del texts["size"]
+    weakest = finding.weakest
     test = None if weakest is None else weakest.comparison.difference
     rows = {row.row: row for pair in finding.pairs for row in (pair.better, pair.than)}
     runs = [(name, run, record) for name, row in rows.items() for run, record in row.runs]
@@ -110,7 +109,7 @@ def _result(plan: Plan, finding: Finding, hypothesis: str) -> ClaimResult:
         says=finding.says,
         margin=weakest and weakest.margin,
         size=weakest and weakest.size,
-        texts=ClaimTexts(**texts, verdict=finding.verdict_text),
+        texts=ClaimTexts(**finding.texts, verdict=finding.verdict_text),
         verdict=finding.verdict,
         meaning=finding.meaning,
         pairs=len(finding.pairs),

@@ -273,19 +273,22 @@ class Finding:
     def texts(self) -> Mapping[str, str]:
         """Difference with its interval, n, p, q, margin and size as texts; `–` for those that it lacks."""
         weakest, p, q = self.weakest, self.p, self.q
-        texts = dict.fromkeys(("difference", "margin", "size"), MISSING)
+        difference = margin = size = MISSING
         if weakest is not None:
             of_cell = replace(weakest.cell, comparison=replace(weakest.comparison, margin=weakest.margin))
             numbers = of_cell.comparison_texts
             interval = "" if numbers["interval"] == MISSING else f" {numbers['interval']}"
             names = f" ({weakest.better.short} − {weakest.than.short})" if len(self.pairs) > 1 else ""
-            texts["difference"] = numbers["difference"] + interval + names
-            texts["margin"] = numbers["margin"]
-            texts["size"] = weakest.size or MISSING
-        return texts | {
+            difference = numbers["difference"] + interval + names
+            margin = numbers["margin"]
+            size = weakest.size or MISSING
+        return {
+            "difference": difference,
             "n": self._n_text,
             "p": MISSING if math.isnan(p) else p_text(p),
             "q": MISSING if math.isnan(q) else p_text(q),
+            "margin": margin,
+            "size": size,
         }
 
     @property
@@ -620,17 +623,16 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
     return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
-TITLES = {
-    "claim": "claim", "paper": "paper", "measure": "measure", "ours": "ours", "published": "published",
-    "difference": "difference [95 %]", "n": "n", "p": "p", "q": "q (report)", "margin": "margin", "size": "size",
-    "verdict": "verdict", "declared": "declared",
-}  # fmt: skip
-"""Column of a table of claims → its title."""
+TITLES = {"difference": "difference [95 %]", "q": "q (report)"}
+"""Column of a table of claims → its title, if that is another one."""
 NUMBERS = ("difference", "n", "p", "q", "margin")
 
 
 def claims_layout(findings: Sequence[Finding]) -> Layout:
-    """One line per claim: its text, values, smallest difference, n, p and verdict; q of several claims; sizes."""
+    """One line for each claim, of which there is at least one.
+
+    It has text, values, smallest difference, n, p and verdict, q of several claims, and sizes.
+    """
     lines = [
         {"claim": finding.claim, "paper": finding.source, "measure": finding.measure, "ours": finding.ours,
          "published": finding.published, **finding.texts, "verdict": finding.verdict_text, "declared": finding.declared}
@@ -642,8 +644,8 @@ def claims_layout(findings: Sequence[Finding]) -> Layout:
         "declared": any(finding.declared for finding in findings),
     }
     optional |= dict.fromkeys(("margin", "size"), any(line["margin"] != MISSING for line in lines))
-    names = [name for name in TITLES if optional.get(name, True)]
-    headers = tuple(ColumnHeader(TITLES[name], numeric=name in NUMBERS) for name in names)
+    names = [name for name in lines[0] if optional.get(name, True)]
+    headers = tuple(ColumnHeader(TITLES.get(name, name), numeric=name in NUMBERS) for name in names)
     rows = tuple(tuple(TextCell(line[name]) for name in names) for line in lines)
     return Layout(headers, rows, " ".join(_claim_notes(findings)))
 

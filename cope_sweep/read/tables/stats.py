@@ -34,6 +34,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cope_sweep.frozen import STEPS_UNTIL
+
 LEVEL = 0.95
 """Level of the confidence intervals in tables."""
 SIGNIFICANT_P = 1 - LEVEL
@@ -78,15 +80,19 @@ class Bounds:
 
 
 UNBOUNDED, NON_NEGATIVE, PERCENT = Bounds(), Bounds(0.0), Bounds(0.0, 100.0)
-NON_NEGATIVE_NAMES = ("loss", "perplexity", "bits_per")
 
 
 def bounds_of(name: str, unit: str) -> Bounds:
     """The range of a metric with this name and unit."""
+    metric, _, context = name.partition("@")
+    is_perplexity = metric.endswith("perplexity")
+    if ".." in context and not is_perplexity:  # from one context to another: a difference
+        return UNBOUNDED
     if unit == "%":
         return PERCENT
-    quantity = name.rpartition("/")[2]
-    return NON_NEGATIVE if name.startswith("facts.") or quantity.startswith(NON_NEGATIVE_NAMES) else UNBOUNDED
+    is_count = name.startswith(("facts.", STEPS_UNTIL))
+    quantity = metric.rpartition("/")[2]
+    return NON_NEGATIVE if is_perplexity or is_count or quantity.startswith(("loss", "bits_per")) else UNBOUNDED
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sqlalchemy.sql import ColumnElement
 from cope_sweep.config.keys import flatten
 from cope_sweep.records import ACTIVE, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.model import RECORD_COLUMNS
-from cope_sweep.store.index.tables import SECTIONS, counters, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import MAX_INTEGER, SECTIONS, counters, runs, sweep_runs, sweeps
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
@@ -110,8 +110,8 @@ def spec_values(spec: Mapping[str, Any]) -> dict[str, Value]:
     """
     sections = {name: spec.get(name) for name in SECTIONS}
     return {
-        # One file may say 1e3 where another says 1000.
-        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        # One file may say 1e3 where another says 1000. Beyond 64 bits no column could hold the integer.
+        key: int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER else value
         for by_place in (False, True)
         for key, value in flatten(sections, by_place=by_place)
     }

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import ColumnElement
 
-FORMAT = 8
+FORMAT = 9
 """The number of these tables, kept in `counters`. Increase it with each change: an older index is then made again."""
 
 MAX_INTEGER = 2**63 - 1

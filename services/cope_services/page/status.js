@@ -7,6 +7,8 @@ import { link } from "./route.js";
 // A status has a sign, because not everybody can tell colours apart.
 const SIGNS = { finished: "✓", running: "›", failed: "×", interrupted: "‖", stopped: "–", pending: "" };
 export const STATUSES = Object.keys(SIGNS);
+/** Of runs that have started, and have not finished. */
+export const UNFINISHED = STATUSES.filter((status) => !["finished", "pending"].includes(status));
 
 /** The sign and the name of a status. */
 export const badge = (status) =>
@@ -40,7 +42,7 @@ export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[
 
 /** "12 of 15 finished · 1 running · 2 waiting"; of a sweep that has ended, what is running is so in another one. */
 export function summary(counts, { ended = false } = {}) {
-  const others = STATUSES.filter((status) => !["finished", "pending"].includes(status) && counts[status]);
+  const others = UNFINISHED.filter((status) => counts[status]);
   const named = (status) => (ended && status === "running" ? "running in another sweep" : status);
   return [
     `${integer(counts.finished ?? 0)} of ${integer(total(counts))} finished`,

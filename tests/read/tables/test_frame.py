@@ -20,7 +20,7 @@ from cope_sweep.records import Event
 from cope_sweep.store import Filter, Lease, RunQuery
 from cope_sweep.store.reading import read_run
 from tests.helpers.errors import raises
-from tests.helpers.finished_runs import COUNTING, begin, fail, finish, plan_of, run_table, stop
+from tests.helpers.finished_runs import CONTENT, COUNTING, begin, fail, finish, plan_of, run_table, stop
 from tests.helpers.sweeps import end
 from tests.read.queries.test_queries import SWEEP, sweep_of
 
@@ -72,6 +72,13 @@ def test_facts_keep_their_types(plan, store):
     got = read_results(plan, store).frame
     dtypes = {name: str(got[f"facts.{name}"].dtype) for name in facts}
     assert dtypes == {"n": "Int64", "speed": "Float64", "device": "str", "quick": "boolean", "odd": "Float64"}
+
+
+def test_large_numbers_of_a_configuration_stay_floats(store):
+    plan = plan_of(base=CONTENT["base"] | {"train": CONTENT["base"]["train"] | {"clip": 1e20}}, seeds=[3])
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 1.5})
+    assert run_table(store)["train.clip"].to_pylist() == [1e20]
+    assert b"1e+20" in b"".join(run_chunks(store, RunQuery(filters=(Filter("train.clip", "=", 1e20),)), "csv"))
 
 
 def test_conditional_axes_are_missing_where_they_do_not_apply(store):

@@ -75,6 +75,12 @@ def test_values_outside_of_the_supposed_range_have_the_plain_interval():
         ("test/perplexity@2048", "", NON_NEGATIVE),
         ("dense/loss", "", NON_NEGATIVE),
         ("facts.train_s", "", NON_NEGATIVE),
+        ("test/word_perplexity", "", NON_NEGATIVE),
+        ("test/position_perplexity@64", "", NON_NEGATIVE),
+        ("steps_until/in_dist/token_error", "", NON_NEGATIVE),
+        ("test/perplexity@128..512", "", NON_NEGATIVE),
+        ("in_dist/token_error@1x..4x", "%", UNBOUNDED),
+        ("test/loss@128..512", "", UNBOUNDED),
         ("my/score", "", UNBOUNDED),
     ],
 )

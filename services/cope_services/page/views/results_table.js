@@ -4,7 +4,7 @@
 import { empty, h, replace, scrolling, searchField, section, select } from "../dom.js";
 import { hasWords, integer, plural, withMinus } from "../format.js";
 import { change, link, shortIds, toggled } from "../route.js";
-import { badge } from "../status.js";
+import { badge, UNFINISHED } from "../status.js";
 import { primaryOf } from "../values.js";
 
 const SPACE = "\u2007"; // as wide as a digit
@@ -308,9 +308,7 @@ export function resultsTable(container) {
 }
 
 function problems(counts) {
-  return ["running", "failed", "interrupted", "stopped"]
-    .filter((status) => counts[status])
-    .map((status) => h("span", { class: "problem" }, badge(status)));
+  return UNFINISHED.filter((status) => counts[status]).map((status) => h("span", { class: "problem" }, badge(status)));
 }
 
 function splitOpen(value) {

@@ -4,7 +4,7 @@ import { at, get, key, post, put, Unreachable } from "../api.js";
 import { h, replace, select } from "../dom.js";
 import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
-import { scaleName, scaleOptions } from "../status.js";
+import { scaleName, scaleOptions, UNFINISHED } from "../status.js";
 import { MOST_RUNS } from "../values.js";
 
 let asked = null; // the answer of the service, and for which key
@@ -26,7 +26,6 @@ const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boole
 
 const PAUSE_MS = 500;
 const ENDED = ["finished", "stopped"]; // statuses of runs that are not trained again, unless they are to do
-const BEGUN = ["running", "failed", "interrupted", "stopped"]; // statuses of runs that are trained on, or again
 /** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
 const LIMITS = [
   ["max_runs", "train at most", "runs", 1],
@@ -53,7 +52,7 @@ async function previewed(cost) {
   if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended. ${shared}`;
   const [least, most] = [cost.least_s, cost.estimated_s].map(duration);
   const memory = Math.max(0, ...cost.runs.map((run) => run.estimated_memory_bytes));
-  const counts = BEGUN.map((status) => [status, left.filter((run) => run.status === status).length]);
+  const counts = UNFINISHED.map((status) => [status, left.filter((run) => run.status === status).length]);
   const begun = counts.filter(([, number]) => number).map(([status, number]) => `${integer(number)} ${status}`);
   const tooLarge = cost.runs.filter((run) => !run.fits).length;
   const known = ended ? `; ${integer(ended)} ${ended === 1 ? "has" : "have"} ended and will not be trained again` : "";
