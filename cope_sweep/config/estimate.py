@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ from cope_sweep.config.expand import Plan
 from cope_sweep.config.resources import Resources
 from cope_sweep.config.run import RunSpec
 from cope_sweep.optim.base import FLOAT32_BYTES
+from cope_sweep.positions import Dims
 from cope_sweep.positions.base import Encoding
+from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.sizes import CHUNK_LOGITS, MIN_BLOCKED_KEYS, RECOMPUTED_ELEMENTS
 
 DEFAULT_FLOPS_PER_S = 5e10
@@ -76,6 +78,10 @@ ENCODING_MATRICES = {
 """Kind → how many more of them; measured with 127 tokens. Others that score or weigh count as `path`."""
 WITHOUT_TRITON = ("fire", "grape_ap", "stick_breaking")
 """Kinds that native kernels compute, and those for GPUs do not."""
+SAME_TERM = (
+    {"cope", "cope_mlp"}, {"cope_alibi", "grape_ap"}, {"relative", "inkling"}, {"t5", "kerple"},
+)  # fmt: skip
+"""Kinds of which a fused kernel computes one in a layer: their terms are of one class, or exclude each other."""
 LARGE_BYTES = 32 * 2**20
 """glibc returns blocks of this size to the system as soon as they are free. Smaller ones leave holes among others."""
 LARGE_SAVED, LARGE_BACKWARD = 0.83, 0.47
@@ -209,19 +215,17 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     tokens = sequences * task.length("train")
     saved, backward = _block_numbers(run, tokens, on_cuda=_on_cuda(resources))
     whole = resources.attention == "reference"
-    scoring = [encoding for encoding in model.position if encoding.scores or encoding.weighs]
-    unfused = any(
-        not encoding.has_term(run.dims.head_dim) or (encoding.kind in WITHOUT_TRITON and _on_cuda(resources))
-        for encoding in scoring
-    )
     short = task.length("train") < MIN_BLOCKED_KEYS
-    # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
-    if whole or ((model.hard_attention or unfused) and short):
-        matrices = WEIGHTS_MATRICES + sum(
-            ENCODING_MATRICES.get(encoding.kind, ENCODING_MATRICES["path"]) * _share_of_layers(encoding, run)
-            for encoding in scoring
-        )
-        saved += matrices * model.heads * tokens * task.length("train")
+    matrices = 0.0
+    for layer in range(model.layers):
+        serving = [encoding for encoding in model.position if encoding.serves(layer)]
+        fused = not model.hard_attention and is_fused(serving, run.dims, on_cuda=_on_cuda(resources))
+        # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
+        if whole or (short and not fused):
+            scoring = [encoding.kind for encoding in serving if encoding.scores or encoding.weighs]
+            matrices += WEIGHTS_MATRICES
+            matrices += sum(ENCODING_MATRICES.get(kind, ENCODING_MATRICES["path"]) for kind in scoring)
+    saved += matrices / model.layers * model.heads * tokens * task.length("train")
     activations = model.layers * saved
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + saved
@@ -240,6 +244,39 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     # Gradients come as activations go, unless there are those of earlier parts of the batch, or buffers for workers.
     needed = gradients + at_start if keeps_gradients else max(at_start, at_end)
     return PROCESS_BYTES + int(state + FLOAT32_BYTES * needed)
+
+
+def is_fused(encodings: Sequence[Encoding], dims: Dims, *, on_cuda: bool) -> bool:
+    """Whether a fused kernel can compute a layer with these encodings: what `kernels.make_problem` finds from tensors.
+
+    The kernel has room for one term of a class, one source of gates, and one kind of queries beside the attention's.
+    """
+    scoring = [encoding for encoding in encodings if encoding.scores or encoding.weighs]
+    kinds = {encoding.kind for encoding in scoring}
+    if not all(encoding.has_term(dims.head_dim) for encoding in scoring) or (on_cuda and kinds & set(WITHOUT_TRITON)):
+        return False
+    rotated = any(encoding.rotates for encoding in encodings)
+    gates: set[tuple[str, str]] = set()
+    """Their keys, and the encoding if it has keys or a bias of its own."""
+    queries: set[str] = set()
+    for encoding in scoring:
+        if isinstance(encoding, ContextualEncoding):
+            source = encoding.gate_source if rotated or encoding.gate != "keys" else "logits"
+            gates.add((source, encoding.kind if encoding.gate_parameters(dims) else ""))
+            queries |= set() if source == "logits" else {"unrotated"}
+        if encoding.kind in ("cope", "relative"):
+            queries.add("rotated" if encoding.uses_rotated_query else "unrotated")
+        elif encoding.kind in ("inkling", "grape_ap"):
+            queries.add(encoding.kind)
+    biases_of_keys = [encoding for encoding in scoring if encoding.kind == "fox" or encoding.samples]
+    contextual = len(gates) + ("grape_ap" in kinds)
+    return (
+        contextual <= 1
+        and len(queries) <= 1
+        and len(biases_of_keys) <= 1
+        and not any(kinds >= pair for pair in SAME_TERM)
+        and not ("stick_breaking" in kinds and (contextual or biases_of_keys))
+    )
 
 
 def _block_numbers(run: RunSpec, tokens: int, *, on_cuda: bool) -> tuple[float, float]:

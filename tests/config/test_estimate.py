@@ -1,3 +1,5 @@
+from itertools import combinations
+
 import pytest
 import torch
 
@@ -15,13 +17,15 @@ from cope_sweep.config.estimate import (
     WITHOUT_TRITON,
     Estimate,
     evaluation_batches,
+    is_fused,
     memory_bytes,
     run_flops,
     shape_of,
     step_flops,
 )
-from cope_sweep.kernels import which
-from cope_sweep.positions import ENCODINGS, Dims
+from cope_sweep.kernels import self_check, which
+from cope_sweep.positions import ENCODINGS, Dims, check_together
+from cope_sweep.positions.rope import RoPE
 from tests.config.test_expand import BASE
 from tests.helpers.ablation_texts import load
 from tests.helpers.tiny import tiny_run
@@ -276,6 +280,48 @@ def test_memory_for_all_scores_where_no_kernel_of_the_device_computes_them(posit
     run = tiny_run(**{"task.blanks": 200, "train.batch": 16, "model.position": [position]})
     found, whole = (memory_bytes(run, Resources(device=device, attention=name)) for name in ("auto", "reference"))
     assert found == whole
+
+
+OPTIONS = [
+    {"kind": "alibi", "sampled": 64},
+    {"kind": "cope", "gate": "values"},
+    {"kind": "cope", "gate": "separate", "gate_bias": 1.0},
+    {"kind": "cope", "rotated_query": True},
+    {"kind": "cope_alibi", "gate": "values"},
+    {"kind": "cope_alibi", "gate_after_rotation": True},
+    {"kind": "cope_alibi", "gate_bias": 1.0},
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_fused_kernel_computes_the_pairs_that_the_estimate_says(device, monkeypatch):
+    if device == "cuda":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(self_check, "why_not", lambda *_: None)  # it would compute attention
+    dims = Dims(32, 2, 1, 64)
+    found = [ENCODINGS.validate(each) for each in (*ENCODINGS, *OPTIONS)]
+    scoring = [each for each in found if each.scores or each.weighs]
+    wrong = []
+    for encodings in ([*pair, *rope] for pair in combinations(scoring, 2) for rope in ([], [RoPE()])):
+        try:
+            check_together(encodings, dims)
+        except ValueError:
+            continue
+        name, reason = which(encodings, dims, device=device, dtype=torch.float32)
+        if is_fused(encodings, dims, on_cuda=device == "cuda") != (name in ("native", "triton")):
+            wrong.append((encodings, reason))
+    assert not wrong
+
+
+@pytest.mark.parametrize("pair", [["cope", "stick_breaking"], ["cope", "cope_mlp"], ["t5", "kerple"]])
+def test_memory_for_all_scores_in_the_layers_in_which_no_kernel_computes_both(pair):
+    def memory(*layers, **resources):
+        position = [{"kind": pair[0], "layers": [0]}, {"kind": pair[1], "layers": list(layers)}]
+        run = tiny_run(**{"task.blanks": 200, "train.batch": 16, "model.layers": 2, "model.position": position})
+        return memory_bytes(run, Resources(**resources))
+
+    assert memory(1) < memory(0) < memory(0, attention="reference")
+    assert memory(0) - memory(1) > 10 * 2**20
 
 
 @pytest.mark.parametrize("kind", [kind for kind, encoding in ENCODINGS.items() if encoding().has_term(32)])
