@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -405,6 +405,20 @@ class RunSpec(Frozen):
             for encoding in self.model.position
         )
 
+    def _variants_as_read(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """`evaluate.variants` as values of the encodings' fields, without those that the trained model has, too."""
+        read: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, changes in self.evaluate.variants.items():
+            of_kinds = read[name] = {}
+            for before, after in zip(self.model.position, self.variant(name), strict=True):
+                for field in changes.get(after.kind, ()):
+                    value = getattr(after, field)
+                    if value != getattr(before, field):
+                        # `factor: 2` as it is mostly written: runs that have it in their id keep it.
+                        is_whole = isinstance(value, float) and value.is_integer()
+                        of_kinds.setdefault(after.kind, {})[field] = int(value) if is_whole else value
+        return read
+
     @property
     def dims(self) -> Dims:
         """The sizes that position encodings depend on."""
@@ -510,19 +524,25 @@ class RunSpec(Frozen):
             if name == "seed":
                 before, after = after, ""
                 continue
+            if name == "evaluate" and self.evaluate.variants:
+                # What their values mean depends on the encodings, which are another part.
+                part = self.evaluate.model_copy(update={"variants": self._variants_as_read()})
+                after += part_text(name, part)
+                continue
             after += texts[name] if name in texts else part_text(name, getattr(self, name))
         # Without the last comma. Text, and no mapping that is dumped: a plan of many runs dumps each shared part once.
         return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property
     def versions(self) -> dict[str, int]:
-        """The VERSION of each part of the run; of the task and the encodings, their `version`.
+        """The VERSION of each part of the run; of the task and the encodings, also as variants, their `version`.
 
         Task and encodings are always named; family, optimiser and schedule only where their VERSION is not 1, and
         dropout only where the model has it.
         """
         always = {self.task.qualified_kind(): self.task.version()}
-        for encoding in self.model.position:
+        variants = map(self.variant, self.evaluate.variants)
+        for encoding in chain(self.model.position, *variants):
             kind = encoding.qualified_kind()
             always[kind] = max(always.get(kind, 0), encoding.version(self.dims))
         dropout = {"model.dropout": DROPOUT_VERSION} if self.model.dropout else {}

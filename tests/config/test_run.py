@@ -60,6 +60,25 @@ def test_variants_have_metrics_of_their_own_and_are_part_of_the_id():
     assert RunSpec.model_validate_json(run.model_dump_json()) == run
 
 
+def test_one_evaluation_has_one_id_however_a_variant_is_written():
+    def run_id(position="rope", **changes):
+        return tiny_run(**{"model.position": [position], "evaluate.variants": {"long": {"rope": changes}}}).run_id
+
+    pi = {"scaling": "pi", "factor": 2}
+    same = [{"factor": 2.0}, {"trained": None}, {"base": 10000}, {"base": 10_000.0, "rotated": 1}]
+    assert {run_id(**pi | each) for each in same} == {run_id(**pi)}
+    halved = {"kind": "rope", "base": 5000}
+    assert run_id(halved, **pi) == run_id(halved, **pi, base=5000.0) != run_id(halved, **pi, base=10_000)
+    two = {"model.layers": 2, "model.position": [{"kind": "rope", "layers": [n], "base": 10.0 + n} for n in range(2)]}
+    one = tiny_run(**two | {"evaluate.variants": {"same": {"rope.base": 10}}})
+    assert one.identity["spec"]["evaluate"]["variants"] == {"same": {"rope": {"base": 10}}}
+
+
+def test_the_versions_of_variants_are_part_of_the_id():
+    part = {"model.dim": 8, "evaluate.variants": {"part": {"rope.rotated": 0.75}}}
+    assert tiny_run(**part | {"model.position": ["rope"]}).versions["rope"] == 2
+
+
 @pytest.mark.parametrize(
     ("variants", "code", "key"),
     [
