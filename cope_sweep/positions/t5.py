@@ -61,7 +61,7 @@ class T5(AttentionEncoding):
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> DistanceBias:
         import torch
 
-        distance_R = torch.arange(self.max_distance + 1, device=q_BHQK.device)
+        distance_R = torch.arange(min(self.max_distance + 1, keys), device=q_BHQK.device)
         return DistanceBias(parameters["b"][self.bucket(distance_R)].T)
 
     def bucket(self, distance: Tensor) -> Tensor:

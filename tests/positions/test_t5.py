@@ -47,3 +47,10 @@ def test_from_the_cut_on_all_distances_have_the_bias_of_the_last_one_before():
     assert (
         cut.tolist() == T5(buckets=8, max_distance=20).bucket(distance.clamp(max=4)).tolist() == [0, 1, 2, 3] + [4] * 8
     )
+
+
+def test_a_term_is_no_longer_than_the_sequence_however_far_its_buckets_reach():
+    q, parameters = torch.zeros(1, 2, 9, 4), {"b": torch.randn(32, 2)}
+    term = T5(max_distance=10**6).term(parameters, q, 9, None)
+    assert torch.equal(term.b_HR, parameters["b"][T5(max_distance=10**6).bucket(torch.arange(9))].T)
+    assert T5(max_distance=20).term(parameters, q, 100, None).b_HR.shape == (2, 21)
