@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import (
     Dims,
     Parameter,
@@ -62,6 +63,17 @@ class SelectiveRoPE(RotaryEncoding):
     phase_bias: bool = Field(
         default=False, description="Whether each pair turns by a learned amount at every token, before the gate."
     )
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if self.unit == "head" and dims.input_dim % dims.heads:
+            raise InvalidValue(
+                f"selective_rope.unit: head divides the layer's input into slices, and its {dims.input_dim} components "
+                f"are no multiple of {dims.heads} heads; choose unit: input",
+                key="selective_rope.unit",
+                input_dim=dims.input_dim,
+                heads=dims.heads,
+            )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         pairs, bound = dims.head_dim // 2, dims.linear_bound

@@ -3,9 +3,11 @@ import math
 import pytest
 import torch
 
+from cope_sweep.nn import PositionalAttention
 from cope_sweep.positions import Dims
 from cope_sweep.positions.selective_rope import SelectiveRoPE
 from cope_sweep.testing import EncodingContract
+from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
 from tests.positions import naive
 
@@ -101,3 +103,8 @@ def test_with_silu_an_angle_goes_back_by_at_most_the_smallest_value_of_silu():
     assert float(steps.min()) < -0.27
     assert float(steps.min()) >= smallest
     assert float(SelectiveRoPE()._phi({"taps": taps}, features).min()) < smallest
+
+
+def test_slices_of_the_input_for_each_head_need_a_multiple_of_the_heads():
+    with raises("invalid_value", key="selective_rope.unit", input_dim=7, heads=2):
+        PositionalAttention([{"kind": "selective_rope", "unit": "head"}], heads=2, head_dim=4, hidden_dim=7)
