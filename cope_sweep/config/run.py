@@ -26,6 +26,7 @@ from cope_sweep.families import GPT2, AnyFamily, Declarations, ModelSizes, Outpu
 from cope_sweep.frozen import Amount, Count, Frozen, Positive
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
+from cope_sweep.positions.registered import is_read
 from cope_sweep.registry import Kind
 from cope_sweep.tasks import TASKS, VALIDATION, AnyTask
 
@@ -338,6 +339,13 @@ class RunSpec(Frozen):
                 largest=self.train.steps,
             )
         check_together(self.model.position, self.dims)
+        if self.model.qk_norm and not any(is_read(None, self.model.position, n) for n in range(self.model.layers)):
+            raise InvalidValue(
+                "model.qk_norm has no effect: mapformer_em with product: s replaces q·k, and no other encoding reads "
+                "queries or keys; remove it",
+                code="no_effect",
+                key="model.qk_norm",
+            )
         if self.train.position_lr != 1 and not self._learns_positions():
             raise InvalidValue(
                 f"train.position_lr = {self.train.position_lr:g}: no encoding of the model has parameters to learn; "

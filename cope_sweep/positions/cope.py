@@ -202,6 +202,11 @@ class CoPE(ContextualEncoding):
         e = Parameter((*heads, p_max, dims.head_dim), self.std, per_layer=not self.share_layers)
         return {"e": e, **self.gate_parameters(dims)}
 
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if self.cut is not None and self.p_max != "full" and self.cut >= self.p_max:
+            self.refuse(("cut",), f"cope.p_max is {self.p_max}")
+
     def limit(self, parameters: Tensors) -> int:
         return self._used(parameters).shape[-2] - 1
 

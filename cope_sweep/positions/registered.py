@@ -83,10 +83,35 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
             other.rotates and _common_layers([encoding, other], dims) for other in encodings
         ):
             encoding.refuse(("gate_after_rotation", "rotated_query"), "no encoding rotates queries in its layers")
+    for encoding in encodings:
+        layers = [layer for layer in range(dims.layers) if encoding.serves(layer)]
+        if (encoding.rotates or encoding.mixes) and not any(is_read(encoding, encodings, layer) for layer in layers):
+            raise InvalidValue(
+                f"model.position: {encoding.kind} changes queries and keys, and has no effect, because nothing in its "
+                "layers depends on that (mapformer_em with product: s replaces q·k; tra divides queries by their "
+                "length); remove it",
+                code="no_effect",
+                key="model.position",
+                kind=encoding.kind,
+            )
     _check_widening(encodings, dims)
     _check_readings(encodings)
     _check_single([encoding for encoding in encodings if encoding.weighs], "the softmax", dims)
     _check_single([encoding for encoding in encodings if encoding.replaces], "q·k/√K", dims)
+
+
+def is_read(changed: Encoding | None, encodings: Sequence[Encoding], layer: int) -> bool:
+    """Attention in a layer may depend on what an encoding (None: the model's `qk_norm`) makes of queries and keys.
+
+    It cannot where the layer's only scores are MapFormer-EM's product s, which replaces q·k, or TRA's, which divide
+    queries by their length, all that Temperature changes.
+    """
+    scoring = [each for each in encodings if each.serves(layer) and (each.scores or each.weighs)]
+    if len(scoring) != 1:
+        return True
+    (only,) = scoring
+    is_replaced = isinstance(only, MapFormerEM) and only.product == "s"
+    return not is_replaced and not (isinstance(only, TRA) and isinstance(changed, Temperature))
 
 
 def _check_single(replacing: Sequence[Encoding], replaced: str, dims: Dims) -> None:

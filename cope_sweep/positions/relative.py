@@ -57,6 +57,11 @@ class Relative(AttentionEncoding):
         std = dims.head_dim**-0.5 if self.std == "1/sqrt(d)" else self.std
         return {"e": Parameter((*heads, rows, dims.head_dim), std, per_layer=not self.share_layers)}
 
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if self.cut is not None and self.positions != "full" and self.cut >= self.positions:
+            self.refuse(("cut",), f"relative.positions is {self.positions}")
+
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         e_PK = self._used(parameters)  # e_HPK with a table for each head
         distance_QS = distances(attention)

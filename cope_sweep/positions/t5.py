@@ -50,6 +50,8 @@ class T5(AttentionEncoding):
                 value=self.max_distance,
                 buckets=self.buckets,
             )
+        if self.cut is not None and self.cut > self.max_distance:
+            self.refuse(("cut",), f"t5.max_distance is {self.max_distance}")
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return {"b": Parameter((self.buckets, dims.heads), per_layer=not self.share_layers)}

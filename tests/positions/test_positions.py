@@ -81,6 +81,9 @@ def test_impossible_combinations_are_errors_that_name_the_key(position, data):
         tiny_run(**{"model.position": position})
 
 
+POSITIONS_ALONE = {"kind": "mapformer_em", "product": "s"}
+
+
 @pytest.mark.parametrize(
     ("position", "key"),
     [
@@ -95,11 +98,35 @@ def test_impossible_combinations_are_errors_that_name_the_key(position, data):
         ([{"kind": "rope", "scaling": "ntk"}], "rope.scaling"),
         ([{"kind": "rope", "scaling": "yarn", "trained": 6}], "rope.scaling"),
         ([{"kind": "rope", "scaling": "pi", "factor": 2, "trained": 6}], "rope.trained"),
+        ([{"kind": "cope", "p_max": 8, "cut": 8}], "cope.cut"),
+        ([{"kind": "relative", "positions": 8, "cut": 9}], "relative.cut"),
+        ([{"kind": "t5", "cut": 129}], "t5.cut"),
+        (["tra", "temperature"], "model.position"),
+        ([POSITIONS_ALONE, "rope"], "model.position"),
+        ([POSITIONS_ALONE, "short_convolution"], "model.position"),
     ],
 )
 def test_fields_that_cannot_act_are_errors(position, key):
     with raises("no_effect", key=key):
         tiny_run(**{"model.position": position, "model.layers": 2})
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        ["tra", "temperature", {"kind": "cope", "gate_after_rotation": True}],
+        [POSITIONS_ALONE, "rope", {"kind": "cope", "rotated_query": True}],
+        [POSITIONS_ALONE, "short_convolution", "relative"],
+        [POSITIONS_ALONE | {"layers": [0]}, "rope", "temperature"],
+    ],
+)
+def test_what_changes_queries_and_keys_acts_where_another_encoding_or_layer_reads_them(position):
+    tiny_run(**{"model.position": position, "model.layers": 2, "model.qk_norm": True})
+
+
+def test_a_norm_of_queries_and_keys_that_nothing_reads_is_an_error():
+    with raises("no_effect", key="model.qk_norm"):
+        tiny_run(**{"model.position": [POSITIONS_ALONE], "model.qk_norm": True})
 
 
 def test_a_rotated_query_acts_in_the_layers_with_a_rotation():
