@@ -86,7 +86,9 @@ class ModelSpec(Frozen):
         "use them.",
     )
     position: Annotated[tuple[AnyEncoding, ...], Strict(False)] = Field(
-        default=(), description="Position encodings, which add up. Empty: none."
+        default=(),
+        description="Position encodings, which add up. Empty: none. Their order changes the run's id, but not "
+        "the model: keep to one order.",
     )
 
     @property

@@ -2,8 +2,8 @@
 
     q_t is rotated and times ζ^(t/512), k_t is rotated and times ζ^(−t/512)       ζ_c = (2c/K + γ)/(1 + γ), γ = 0.4
 
-so a score has the factor ζ_c^((i − j)/512) in pair c. Powers are taken in float64 and end in the tensor's type: in
-float32 keys overflow beyond about 35,000 tokens.
+so a score has the factor ζ_c^((i − j)/512) in pair c; 512 is `scale`. Powers are taken in float64 and end in the
+tensor's type: in float32 keys overflow beyond about 70·`scale` tokens, which are 35,000.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class XPos(RotaryEncoding):
 
     kind: Literal["xpos"] = "xpos"
     base: float = Field(default=10_000.0, gt=1, description="As RoPE's.")
-    scale: float = Field(default=512.0, gt=0, description="Tokens over which pair c decays to ζ_c.")
+    scale: float = Field(
+        default=512.0,
+        gt=0,
+        description="Tokens over which pair c decays to ζ_c. Keys overflow (NaN) beyond about 70 × scale tokens.",
+    )
 
     def rotate(
         self,
