@@ -9,6 +9,12 @@ class StoreError(UserError):
     default_code = "damaged_store"
 
 
+class StoreUnreachable(StoreError):
+    """The object store does not answer, or refuses the request."""
+
+    default_code = "unreachable_store"
+
+
 class FencedError(StoreError):
     """A newer attempt owns the run's folder: this one may not write to it any more."""
 

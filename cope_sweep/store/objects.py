@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from cope_sweep.redaction import remember
-from cope_sweep.store.errors import StoreError
+from cope_sweep.store.errors import StoreError, StoreUnreachable
 
 SCHEMES = ("s3", "gs")
 
@@ -109,9 +109,8 @@ class ObjectFolder:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StoreError(
-                f"the store {self.url}: {' '.join(str(error).split())}", code="unreachable_store", store=self.url
-            ) from error
+            reason = " ".join(str(error).split())
+            raise StoreUnreachable(f"the store {self.url}: {reason}", store=self.url) from error
 
 
 def _with_endpoint(url: str) -> str:

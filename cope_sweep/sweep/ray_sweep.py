@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cope_sweep.errors import ClusterError
 from cope_sweep.signals import user_code
 from cope_sweep.store import Event, StoreError
+from cope_sweep.store.errors import StoreUnreachable
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.cluster import Needs, Node, living_nodes, may_wait, needs_of
 from cope_sweep.sweep.driver import DrivenRun, Driver, RunState
@@ -325,9 +326,13 @@ class RaySweep:
     def _handle_failure(self, trial: _Trial, cause: str, text: str) -> None:
         """Count what happened to the processes of a run, and start it again, or record that it failed.
 
+        Raises StoreUnreachable, where the run has lost the object store.
+
         The first error that a rank of several raises does not count: it may be the effect of another rank's death.
         """
         run = trial.run
+        if cause == "store":  # this process, too, would soon fail to read how a run has ended
+            raise StoreUnreachable(text, store=self.store.location)
         if cause == "preempted":
             self._train_again(run)
             return

@@ -40,6 +40,7 @@ from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.signals import TERMINATION, handle, user_code
 from cope_sweep.store import AttemptWriter, Event, Store, StoreError
+from cope_sweep.store.errors import StoreUnreachable
 from cope_sweep.sweep.executor import worker_id
 from cope_sweep.sweep.leases import RENEWAL_S
 from cope_sweep.sweep.stop_requests import StopLine, StopOrder
@@ -380,8 +381,9 @@ class _AttemptEnd:
     event: Event
 
 
-FailureCause = Literal["error", "death", "preempted"]
-"""Why Train gave up: an error of a worker, the death of its process, or its node, which it was to leave."""
+FailureCause = Literal["error", "death", "preempted", "store"]
+"""Why Train gave up: an error of a worker, the death of its process, its node, which it was to leave, or the loss of
+the object store."""
 
 
 @dataclass(frozen=True)
@@ -394,15 +396,27 @@ class _Failure:
     @classmethod
     def of(cls, error: Exception) -> _Failure:
         """What an error of Train means."""
-        parts = list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else [error]
+        parts = _parts(error)
         text = str(error).strip() or type(error).__name__
         if isinstance(error, PreemptionError) or any(getattr(part, "preempted", False) for part in parts):
             return cls(text, "preempted")
         return cls(text, "death" if any(isinstance(part, ray.exceptions.RayError) for part in parts) else "error")
+        if any(isinstance(_cause(part), StoreUnreachable) for part in parts):
+            return cls(text, "store")
 
 
 class _Attempt:
     """A run in training, in a thread, so that Tune can ask how far it is."""
+
+def _parts(error: Exception) -> list[Exception]:
+    """The errors of the workers that Train started, or the error itself."""
+    return list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else [error]
+
+
+def _cause(part: Exception) -> BaseException:
+    """What a worker raised, without what Train or Ray put around it."""
+    return getattr(part, "cause", None) or part
+
 
     def __init__(self, process: Process, trial: Mapping[str, Any]) -> None:
         self.process, self.trial = process, trial
@@ -432,8 +446,7 @@ class _Attempt:
                 self.broken = _broken_device()
             self._messages.put(_AttemptEnd(event))
         except Exception as error:
-            failures = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
-            causes = [getattr(failure, "cause", None) or failure for failure in failures]
+            causes = map(_cause, _parts(error))
             problem = next((cause for cause in causes if isinstance(cause, NodeProblem)), None)
             self._messages.put(problem or _Failure.of(error))
 

@@ -22,7 +22,7 @@ from cope_sweep.model.load import HeadLoad, beyond_warnings, head_loads, largest
 from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE, short_message
-from cope_sweep.store.errors import DamagedError, FencedError
+from cope_sweep.store.errors import DamagedError, FencedError, StoreUnreachable
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
 from cope_sweep.train.resume import ResumeWriter, load_state
 from cope_sweep.train.runtime import Runtime
@@ -76,6 +76,8 @@ def train_run(
         "interrupted", "stopped": what `should_stop` returned.
         "fenced": a newer attempt of the run has started elsewhere; nothing of it was overwritten.
 
+    Raises StoreUnreachable, and records no failure: the run can be continued when the object store is back.
+
     Raises, with several ranks, an error that may have occurred on one rank only, after it is recorded: the ranks are
     no longer in step and have to be restarted.
     """
@@ -91,6 +93,8 @@ def train_run(
         if runtime.world_size > 1:
             raise
         return "fenced"
+    except StoreUnreachable:
+        raise
     except Exception as error:
         if files is not None:
             message = short_message(" ".join(described(error).split()))

@@ -1,6 +1,7 @@
 """deploy/README.md: the tests that it names exist; and one of them. Commands and links: tests/test_docs.py."""
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.sweep.local_executor import run_local
+from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.helpers import s3
 from tests.helpers.errors import raises
 from tests.helpers.processes import free_port
@@ -58,27 +60,34 @@ def object_store(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatch):
-    """A sweep ends with the reason; the same command continues its run."""
+@pytest.mark.parametrize(("executor", "away_s"), [(run_local, 20.0), (run_local, 8.0), (run_on_ray, 8.0)])
+def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatch, executor, away_s):
+    """A sweep ends with the reason, and the same command continues its run.
+
+    pyarrow gives up after 6 s: the store may be back when the run ends.
+    """
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
     server = object_store()
     url = f"s3://{s3.make_bucket()}/store"
     store = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}", create=True)
-    run = tiny_run(**{"train.steps": 200})
-    resources = Resources(device="cpu")
-    seen = []
+    run = tiny_run(**{"train.steps": 1000, "evaluate.every": 500})
+    resources = Resources(device="cpu", groups=1, checkpoint_every_s=0.5)
+    seen, comes_back = [], threading.Timer(away_s, object_store)
 
     def stop_once(event):
         seen.append(event)
         if event.step >= 1 and not any(each.step >= 1 for each in seen[:-1]):
             server.stop()
+            comes_back.start()
 
     with raises("unreachable_store", store=url):
-        train_by(run_local, [run], store, resources, sweep_id="first", on_event=stop_once)
+        train_by(executor, [run], store, resources, sweep_id="first", on_event=stop_once)
     assert any(event.step >= 1 for event in seen)
+    assert "failed" not in {event.status for event in seen}
 
-    object_store()
+    comes_back.join()
+    assert store.run(run.run_id).status == "running"  # its lease has ended: it can be continued
     again = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}")
-    train_by(run_local, [run], again, resources, sweep_id="second", on_event=seen.append)
+    train_by(executor, [run], again, resources, sweep_id="second", on_event=seen.append)
     assert again.index.statuses() == {run.run_id: "finished"}
     assert store.run(run.run_id).fetch_checkpoint().is_dir()
