@@ -36,6 +36,16 @@ BUSY_TIMEOUT_S = 60
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
+IDLE_TIMEOUT_S = 60
+"""PostgreSQL ends a writing transaction that asks nothing for this long: its client may have vanished with the lock."""
+CONNECTION_LIMITS = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "15000",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
+}
+"""Of libpq: a network that drops packets is an error after about 20 s, and not after the two hours of the system."""
 FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_values", "parts", "keys"}
 """Tables of older formats."""
 
@@ -131,15 +141,20 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable."""
+    def writing(self, *, idle_s: int = IDLE_TIMEOUT_S) -> Iterator[Connection]:
+        """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable.
+
+        PostgreSQL ends it if the block asks nothing for `idle_s`; 0: never.
+        """
         if self.refusal is not None:
             raise StoreError(self.refusal, code="not_writable")
         with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if not self.is_sqlite:
                 # Rows locked in different orders by two writers would be a deadlock, which one of them pays with an
                 # error.
-                connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
+                limit = "set_config('idle_in_transaction_session_timeout', :limit, true)"
+                values = {"number": WRITE_LOCK, "limit": f"{idle_s}s"}
+                connection.execute(text(f"SELECT {limit}, pg_advisory_xact_lock(:number)"), values)
             yield connection
 
     def now_s(self) -> ColumnElement[float]:
@@ -227,7 +242,8 @@ def _engine(url: str) -> Engine:
         try:
             # A server that was started again has closed the connections that the pool still holds: they are tried
             # first.
-            return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+            parsed = parsed.set(drivername="postgresql+psycopg", query=CONNECTION_LIMITS | dict(parsed.query))
+            return create_engine(parsed, pool_pre_ping=True)
         except (ImportError, NoSuchModuleError) as error:
             raise StoreError(
                 "an index in PostgreSQL needs the package psycopg; in a checkout: pip install -e '.[postgresql]'",

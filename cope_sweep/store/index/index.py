@@ -103,7 +103,7 @@ class Index:
             with self.database.reading() as connection:
                 if is_current(connection):
                     return
-            with self.database.writing() as connection:
+            with self.database.writing(idle_s=0) as connection:  # reading the run folders may take minutes
                 if not is_current(connection):  # else another process was faster
                     replaces = replace_tables(connection, url, self.database.now_s())
                     write_counters(connection, revision=0)

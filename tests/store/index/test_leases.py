@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cope_sweep.store import Event, Lease, Renewal
-from cope_sweep.store.index import Index, waiting
+from cope_sweep.store.index import Index, IndexUnavailable, waiting
+from cope_sweep.store.index.database import CONNECTION_LIMITS
 from tests.helpers.errors import raises
 from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import members, row, summary, write_sweep
@@ -275,3 +276,17 @@ def test_postgresql_is_restarted(postgres):
         restart.result()
     assert renewal.held == {RUN.run_id}
     assert index.statuses() == {RUN.run_id: "running"}
+
+
+@pytest.mark.slow
+def test_a_writer_that_has_vanished_is_not_waited_for(postgres):
+    """As one whose machine has: its connection stays open, and asks nothing."""
+    url = postgres.new_database()
+    index, vanished = Index(url), Index(f"{url}&connect_timeout=3")
+    with vanished.database.reading() as connection:
+        limits = connection.connection.dbapi_connection.info.get_parameters()
+    assert limits.items() >= (CONNECTION_LIMITS | {"connect_timeout": "3"}).items()
+    ended = pytest.raises(IndexUnavailable, match="idle-in-transaction")
+    with ended, vanished.database.writing(idle_s=1) as connection:
+        lease(index, "a")  # waits for the lock
+        connection.exec_driver_sql("SELECT 1")
