@@ -114,12 +114,15 @@ class ObjectFolder:
 
 
 def _with_endpoint(url: str) -> str:
-    """The URL with $AWS_ENDPOINT_URL, which pyarrow does not read."""
+    """The URL with pyarrow's options: how it writes, and $AWS_ENDPOINT_URL, which it does not read."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
-    if parts.scheme != "s3" or not endpoint or "endpoint_override" in options:
+    if parts.scheme != "s3":
         return url
-    server = urlsplit(endpoint)
-    options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
+    # Else each object, however small, is a multipart upload of three requests.
+    options.setdefault("allow_delayed_open", "true")
+    if endpoint and "endpoint_override" not in options:
+        server = urlsplit(endpoint)
+        options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
     return urlunsplit(parts._replace(query=urlencode(options)))

@@ -30,6 +30,13 @@ def test_objects(bucket_url):
     assert folder.read("a/b.txt") is None
 
 
+def test_a_small_object_is_one_request(bucket_url, caplog):
+    folder = ObjectFolder(bucket_url)
+    with caplog.at_level("INFO", logger="werkzeug"):
+        folder.write("a/b.txt", b"hello")
+    assert [record.getMessage().split()[5] for record in caplog.records] == ['"PUT']
+
+
 def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     first = on_machine("first")
     assert train_run(RUN, first.run(RUN.run_id), Runtime(), attempt=1, should_stop=stop_after(5)) == "interrupted"
