@@ -40,6 +40,7 @@ from cope_sweep.errors import NotFoundError, UserError, counted
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
 from cope_sweep.read.queries.sweep_files import sweep_files
 from cope_sweep.read.tables import table
+from cope_sweep.redaction import is_ambiguous
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
@@ -48,7 +49,7 @@ from cope_sweep.sweep.executor import Callbacks, Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from cope_sweep.tracking.check import check_uri
-from cope_sweep.tracking.uri import resolve_uri
+from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -175,8 +176,15 @@ def _train(
     """
     uri = None if options.no_mlflow else resolve_uri(store, options.mlflow)
     console = make_console(stderr=True)
-    if uri is not None and (note := check_uri(uri)):
-        print_note(console, note)
+    if uri is not None:
+        try:
+            note = check_uri(uri)
+        except TrackingError as error:
+            if submission is None or error.code != "no_server" or is_ambiguous(uri):
+                raise
+            note = str(error)  # nobody is there to correct it, and the runs are sent later
+        if note:
+            print_note(console, note)
     plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
     if options.groups is not None:

@@ -214,6 +214,17 @@ def jobs(monkeypatch):
     return started
 
 
+@pytest.mark.slow
+def test_a_submitted_sweep_starts_without_its_mlflow_and_a_person_is_told(shell, jobs):
+    away = ("--mlflow", "http://127.0.0.1:1")
+    shell.refuses("no_server", "run", "tiny", "--local", *away)
+    shell("submit", "tiny", "--no-follow", "--set", "seeds=[0]", *away, code=3)
+    (arguments, *_) = jobs[0]
+    _, err = shell(*arguments, "--local")
+    assert "note: no MLflow server answers" in " ".join(err.split())
+    assert shell.json("status", "tiny")["runs"][0]["status"] == "finished"
+
+
 def test_submit_sends_the_command_and_exits_with_its_code(shell, jobs):
     sets = ("--set", "seeds=[0]", "--set", "train.steps=2")
     index = f"sqlite:///{shell.folder}/elsewhere.db"
