@@ -247,6 +247,13 @@ def test_every_pod_is_restricted():
             assert mounted == {each["name"] for each in spec.get("volumes", [])} | claims, name
 
 
+def test_the_autoscaler_shares_the_folder_of_ray_with_the_head():
+    """KubeRay mounts its volume `ray-logs` into the autoscaler, and takes the head's if it has that name."""
+    for cluster in (CLUSTER["spec"], SERVICE["spec"]["rayClusterConfig"]):
+        (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+        assert {"name": "ray-logs", "mountPath": "/tmp/ray"} in head["volumeMounts"]
+
+
 def test_network_policies_allow_what_the_parts_need_and_deny_the_rest():
     policies = {each["metadata"]["name"]: each["spec"] for each in BASE if each["kind"] == "NetworkPolicy"}
     assert policies.pop("deny-all") == {"podSelector": {}, "policyTypes": ["Ingress"]}
