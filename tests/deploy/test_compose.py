@@ -9,6 +9,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
+from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ruamel.yaml import YAML
 
 import cope_sweep
@@ -87,6 +89,19 @@ def test_services_are_limited_and_restarted(name):
         assert service["cap_drop"] == ["ALL"]
         assert "cap_add" not in service
     assert "healthcheck" in service or name in ("service", "bucket")
+
+
+def test_health_checks_ask_their_own_container_over_the_network():
+    """`ray health-check` asks the head, on every node; without `-h`, pg_isready asks a server that only initialises."""
+    for service in SERVICES.values():
+        if "healthcheck" in service:
+            command = service["healthcheck"]["test"]
+            assert (command[:4] == ["CMD", "pg_isready", "-h", "127.0.0.1"]) or command[1] == "wget", command
+            assert all(word.startswith("http://127.0.0.1:") for word in command if "://" in word)
+    urls = {name: SERVICES[name]["healthcheck"]["test"][5:] for name in ("ray-head", "ray-worker")}
+    assert PUBLIC_EXACT_PATHS[1] == "/api/local_raylet_healthz"  # asked without the token
+    raylet = f"http://127.0.0.1:{DEFAULT_DASHBOARD_AGENT_LISTEN_PORT}{PUBLIC_EXACT_PATHS[1]}"
+    assert urls == {"ray-head": [raylet, "http://127.0.0.1:8265/api/gcs_healthz"], "ray-worker": [raylet]}
 
 
 def test_nothing_inside_is_asked_through_a_proxy_that_docker_gives_to_containers():
