@@ -157,7 +157,10 @@ def _broken_device() -> str:
 
 
 def _redirect_output(folder: Path) -> TextIO:
-    """Append what this process prints, including crashes of native code, to a file that outlives the cluster."""
+    """Append what this process prints, including crashes of native code, to a file in the store's folder on this node.
+
+    A shared folder keeps it when the cluster has gone; to an object store it is not copied.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / f"{worker_id().replace(':', '-')}.log").open("a")
     sys.stdout.flush()
@@ -398,15 +401,12 @@ class _Failure:
         """What an error of Train means."""
         parts = _parts(error)
         text = str(error).strip() or type(error).__name__
+        if any(isinstance(_cause(part), StoreUnreachable) for part in parts):
+            return cls(text, "store")
         if isinstance(error, PreemptionError) or any(getattr(part, "preempted", False) for part in parts):
             return cls(text, "preempted")
         return cls(text, "death" if any(isinstance(part, ray.exceptions.RayError) for part in parts) else "error")
-        if any(isinstance(_cause(part), StoreUnreachable) for part in parts):
-            return cls(text, "store")
 
-
-class _Attempt:
-    """A run in training, in a thread, so that Tune can ask how far it is."""
 
 def _parts(error: Exception) -> list[Exception]:
     """The errors of the workers that Train started, or the error itself."""
@@ -417,6 +417,9 @@ def _cause(part: Exception) -> BaseException:
     """What a worker raised, without what Train or Ray put around it."""
     return getattr(part, "cause", None) or part
 
+
+class _Attempt:
+    """A run in training, in a thread, so that Tune can ask how far it is."""
 
     def __init__(self, process: Process, trial: Mapping[str, Any]) -> None:
         self.process, self.trial = process, trial
