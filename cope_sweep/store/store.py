@@ -323,7 +323,7 @@ class Store:
 
     @contextlib.contextmanager
     def adding_sweep(self, record: SweepRecord) -> Iterator[Callable[[], None]]:
-        """Add a sweep by calling what is yielded. Nobody else writes into the index during the block.
+        """Add a sweep by calling what is yielded. Nobody else adds one during the block.
 
         Its file is written before its row is seen: who finds the row finds the file.
         """

@@ -36,6 +36,9 @@ BUSY_TIMEOUT_S = 60
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
+ADDING_LOCK = WRITE_LOCK + 1
+"""The one of a transaction that looks for a sweep, writes its files and adds it. It may wait for an object store, so it
+takes the other lock only at its end: leases are renewed meanwhile."""
 IDLE_TIMEOUT_S = 60
 """PostgreSQL ends a writing transaction that asks nothing for this long: its client may have vanished with the lock."""
 CONNECTION_LIMITS = {
@@ -141,21 +144,25 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
-    def writing(self, *, idle_s: int = IDLE_TIMEOUT_S) -> Iterator[Connection]:
+    def writing(self, *, lock: int = WRITE_LOCK, idle_s: int = IDLE_TIMEOUT_S) -> Iterator[Connection]:
         """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable.
 
-        PostgreSQL ends it if the block asks nothing for `idle_s`; 0: never.
+        PostgreSQL ends it if the block asks nothing for `idle_s`; 0: never. A block with another `lock` than WRITE_LOCK
+        calls `lock` before it writes.
         """
         if self.refusal is not None:
             raise StoreError(self.refusal, code="not_writable")
         with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
-            if not self.is_sqlite:
-                # Rows locked in different orders by two writers would be a deadlock, which one of them pays with an
-                # error.
-                limit = "set_config('idle_in_transaction_session_timeout', :limit, true)"
-                values = {"number": WRITE_LOCK, "limit": f"{idle_s}s"}
-                connection.execute(text(f"SELECT {limit}, pg_advisory_xact_lock(:number)"), values)
+            self.lock(connection, lock, idle_s=idle_s)
             yield connection
+
+    def lock(self, connection: Connection, number: int = WRITE_LOCK, *, idle_s: int = IDLE_TIMEOUT_S) -> None:
+        """Take one of PostgreSQL's locks until the transaction ends; SQLite has locked its file."""
+        if not self.is_sqlite:
+            # Rows locked in different orders by two writers would be a deadlock, which one of them pays with an error.
+            limit = "set_config('idle_in_transaction_session_timeout', :limit, true)"
+            values = {"number": number, "limit": f"{idle_s}s"}
+            connection.execute(text(f"SELECT {limit}, pg_advisory_xact_lock(:number)"), values)
 
     def now_s(self) -> ColumnElement[float]:
         """The present time in seconds since 1970: by the server's clock, which all machines share, if there is one."""

@@ -46,7 +46,7 @@ from cope_sweep.records import (
     Value,
 )
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
+from cope_sweep.store.index.database import ADDING_LOCK, Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, check_unmatched, conditions, has_name, sort_columns
 from cope_sweep.store.index.model import (
     REPORTED_COLUMNS,
@@ -663,13 +663,17 @@ class Index:
 
     @contextlib.contextmanager
     def adding_sweep(self) -> Iterator[Callable[[SweepSummary, Sequence[Mapping[str, Any]]], None]]:
-        """Add a sweep by what is yielded, for the arguments see `write_sweep`. Nobody else writes during the block.
+        """Add a sweep by what is yielded, for the arguments see `write_sweep`. Nobody else adds one during the block.
 
         So the block can look whether there is such a sweep, and write its files: of several processes one adds it, and
-        the others find it complete. A block that raises adds nothing.
+        the others find it complete. The row is written when the block ends; a block that raises adds nothing.
         """
-        with self.database.writing() as connection:
-            yield lambda summary, members: write_sweep(connection, summary, members)
+        added: list[tuple[SweepSummary, Sequence[Mapping[str, Any]]]] = []
+        with self.database.writing(lock=ADDING_LOCK) as connection:
+            yield lambda summary, members: added.append((summary, members))
+            self.database.lock(connection)
+            for summary, members in added:
+                write_sweep(connection, summary, members)
 
     def append_members(self, sweep_id: str, members: Sequence[Mapping[str, Any]]) -> None:
         """Append runs to a sweep; for `members`, see `write_sweep`."""

@@ -279,6 +279,18 @@ def test_postgresql_is_restarted(postgres):
 
 
 @pytest.mark.slow
+def test_leases_are_renewed_while_another_process_adds_a_sweep(postgres):
+    """It may wait for an object store."""
+    url = postgres.new_database()
+    index, slow = Index(url), Index(url)
+    lease(index, "a")
+    with slow.adding_sweep() as write:
+        assert index.renew("a", 60).held == {RUN.run_id}
+        write(summary("b", "pending", runs=1), members([RUN]))
+    assert list(index.sweep_rows("b")) == [RUN.run_id]
+
+
+@pytest.mark.slow
 def test_a_writer_that_has_vanished_is_not_waited_for(postgres):
     """As one whose machine has: its connection stays open, and asks nothing."""
     url = postgres.new_database()
