@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import ray
 from ray import tune
+from ray._private.state import state as ray_state
 from ray.train import PreemptionError, UserCallback, WorkerGroupError
 from ray.util.queue import Queue
 
@@ -332,6 +333,8 @@ class RunTrial(tune.Trainable):
             if not self.shown:
                 # At once, so that the driver knows the node if this process dies before its first report.
                 return self._result("started", self.current.latest)
+            if node_id() in ray_state.get_draining_nodes():  # else the process would be killed with its node, untold
+                self.current.process.preempted.set()
             self.current.line.ask()
             return self._next_result(self.current)
         except NodeProblem as problem:

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray._private.worker import global_worker
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.config.ablation import Median
@@ -185,6 +187,30 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
     assert resumed > 1
     assert store.run(runs[2].run_id).state["attempt"] == 2
     assert store.run(runs[1].run_id).state["attempt"] == 1
+
+
+@pytest.mark.thorough
+def test_a_run_on_a_node_that_is_drained_writes_its_state(store: Store, events: EventLog, cluster_nodes: Any) -> None:
+    """As KubeRay's autoscaler, `ray stop` and a pod's SIGTERM drain one."""
+    runs = seeds(3, **LONG)
+    resources = ONE_GROUP.model_copy(update={"groups": "auto", "checkpoint_every_s": 3600.0})
+    node = cluster_nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
+    drained: list[Any] = []
+    interrupted: list[RunSpec] = []
+
+    def act(event: Event) -> None:
+        if not drained and {each.run_id for each in events if each.step} == {run.run_id for run in runs}:
+            reason, deadline_ms = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, int((time.time() + 20) * 1000)
+            drained.append(global_worker.gcs_client.drain_node(node.node_id, reason, "", deadline_ms))
+        if events.stop.is_set():
+            return
+        interrupted[:] = [run for run in runs if store.run(run.run_id).status == "interrupted"]
+        if interrupted or not all(each["Alive"] for each in ray.nodes() if each["NodeID"] == node.node_id):
+            events.stop.set()
+
+    run_on_ray(runs, store, resources, on_event=Listener(events, act), stop=events.stop)
+    assert len(interrupted) == 1
+    assert store.run(interrupted[0].run_id).resume.exists()
 
 
 @pytest.mark.thorough
