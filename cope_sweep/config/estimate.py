@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -217,14 +218,16 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     whole = resources.attention == "reference"
     short = task.length("train") < MIN_BLOCKED_KEYS
     matrices = 0.0
-    for layer in range(model.layers):
-        serving = [encoding for encoding in model.position if encoding.serves(layer)]
+    places = range(len(model.position))
+    served = Counter(tuple(n for n in places if model.position[n].serves(layer)) for layer in range(model.layers))
+    for serving_places, layers in served.items():
+        serving = [model.position[n] for n in serving_places]
         fused = not model.hard_attention and is_fused(serving, run.dims, on_cuda=_on_cuda(resources))
         # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
         if whole or (short and not fused):
             scoring = [encoding.kind for encoding in serving if encoding.scores or encoding.weighs]
-            matrices += WEIGHTS_MATRICES
-            matrices += sum(ENCODING_MATRICES.get(kind, ENCODING_MATRICES["path"]) for kind in scoring)
+            of_encodings = sum(ENCODING_MATRICES.get(kind, ENCODING_MATRICES["path"]) for kind in scoring)
+            matrices += layers * (WEIGHTS_MATRICES + of_encodings)
     saved += matrices / model.layers * model.heads * tokens * task.length("train")
     activations = model.layers * saved
     if resources.checkpoint_activations:
