@@ -82,7 +82,7 @@ WITHOUT_TRITON = ("fire", "grape_ap", "stick_breaking")
 SAME_TERM = (
     {"cope", "cope_mlp"}, {"cope_alibi", "grape_ap"}, {"relative", "inkling"}, {"t5", "kerple"},
 )  # fmt: skip
-"""Kinds of which a fused kernel computes one in a layer: their terms are of one class, or exclude each other."""
+"""Pairs of kinds that no fused kernel computes in the same layer: it has room for only one of their terms."""
 LARGE_BYTES = 32 * 2**20
 """glibc returns blocks of this size to the system as soon as they are free. Smaller ones leave holes among others."""
 LARGE_SAVED, LARGE_BACKWARD = 0.83, 0.47
@@ -259,8 +259,8 @@ def is_fused(encodings: Sequence[Encoding], dims: Dims, *, on_cuda: bool) -> boo
     if not all(encoding.has_term(dims.head_dim) for encoding in scoring) or (on_cuda and kinds & set(WITHOUT_TRITON)):
         return False
     rotated = any(encoding.rotates for encoding in encodings)
+    # What gates are computed from, and the encoding if it has gate keys or a bias of its own.
     gates: set[tuple[str, str]] = set()
-    """Their keys, and the encoding if it has keys or a bias of its own."""
     queries: set[str] = set()
     for encoding in scoring:
         if isinstance(encoding, ContextualEncoding):

@@ -114,6 +114,18 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def _watch_node(node: str, preempted: threading.Event) -> None:
+    """Set `preempted` when Ray drains the node: it tells no trial of one worker, and kills its process with the node.
+
+    In a thread of its own, because the call waits while the cluster's head is away.
+    """
+    while not preempted.wait(RENEWAL_S):
+        with contextlib.suppress(Exception):  # asked again
+            # Ray 2.60 has no public call that says this; Ray Train uses the same one.
+            if node in ray_state.get_draining_nodes():
+                preempted.set()
+
+
 def _visible_store(sweep: SweepContext) -> Store:
     """The store of the sweep. Raises StoreError if this node does not see it."""
     store = Store(sweep.location)
@@ -329,12 +341,11 @@ class RunTrial(tune.Trainable):
                     alone = self.trial["resources"].workers == 1
                     process = self.process = Process(self.trial["sweep"], gpus=self.trial["gpus"] if alone else 0)
                     handle(TERMINATION, lambda signum, frame: process.preempted.set())
+                    threading.Thread(target=_watch_node, args=(node_id(), process.preempted), daemon=True).start()
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
                 # At once, so that the driver knows the node if this process dies before its first report.
                 return self._result("started", self.current.latest)
-            if node_id() in ray_state.get_draining_nodes():  # else the process would be killed with its node, untold
-                self.current.process.preempted.set()
             self.current.line.ask()
             return self._next_result(self.current)
         except NodeProblem as problem:

@@ -629,9 +629,9 @@ NUMBERS = ("difference", "n", "p", "q", "margin")
 
 
 def claims_layout(findings: Sequence[Finding]) -> Layout:
-    """One line for each claim, of which there is at least one.
+    """A table with a line for each claim: text, values, smallest difference, n, p and verdict; q if there are several.
 
-    It has text, values, smallest difference, n, p and verdict, q of several claims, and sizes.
+    `findings` must not be empty.
     """
     lines = [
         {"claim": finding.claim, "paper": finding.source, "measure": finding.measure, "ours": finding.ours,
