@@ -152,7 +152,7 @@ def leaves(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator[
     """The values of a JSON document under dotted keys.
 
     A list of objects gives their kinds, joined, and their own values: `model.position` is `cope+relative`, and
-    `model.position.cope.p_max` is 64; `by_place`: `model.position.0.p_max`. Other lists, and null, are values.
+    `model.position.cope.p_max` is 64; `by_place`: `model.position.0.p_max`, too. Other lists, and null, are values.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -160,10 +160,11 @@ def leaves(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator[
     elif isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
         # An empty list counts as one of specs: a model without encodings has the value `none`.
         yield prefix, "+".join(str(item.get("kind", "")) for item in value) or "none"
-        for index, (item, name) in enumerate(zip(value, names_of(value), strict=True)):
-            named = str(index) if by_place or not name else name
-            fields = {key: inner for key, inner in item.items() if by_place or key != "kind"}
-            yield from leaves(fields, f"{prefix}.{named}", by_place=by_place)
+        for place, (item, name) in enumerate(zip(value, names_of(value), strict=True)):
+            fields = {key: inner for key, inner in item.items() if key != "kind"}
+            yield from leaves(fields, f"{prefix}.{name or place}", by_place=by_place)
+            if by_place:
+                yield from leaves(item, f"{prefix}.{place}", by_place=True)
     else:
         yield prefix, value
 

@@ -48,6 +48,8 @@ CURVES, HEADS = ".curves.parquet", ".heads.parquet"
 """Suffixes of the files beside a file of runs."""
 LABEL, FACT = "label.", "facts."
 """Prefixes of columns."""
+LINE_KEYS = ("run_id", "seed", "train.steps")
+"""The columns that records and specs both need."""
 SET = "set"
 """The attribute of a file of runs that has the values of `--set`."""
 DECLARED = "declared"
@@ -106,9 +108,18 @@ class ResultsFile:
     def _table(self) -> pa.Table:
         return _read(self.path)
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """The lines, without missing values. Not kept: as dictionaries they take ten times the memory of the table."""
-        return [dict(_checked(line)) for line in self._table.to_pylist()]
+    def _lines(self, *, of_spec: bool = False) -> list[dict[str, Any]]:
+        """The lines, without missing values: the keys of the spec, or all else; `LINE_KEYS` in both.
+
+        Not kept: as dictionaries they take ten times the memory of the table.
+        """
+        lines: list[dict[str, Any]] = [{} for _ in range(self._table.num_rows)]
+        for name, column in zip(self._table.column_names, self._table.columns, strict=True):
+            if name in LINE_KEYS or _is_of_spec(name) == of_spec:
+                for line, value in zip(lines, _values(name, column), strict=True):
+                    if value is not None and value == value:  # NaN, which equals nothing, is missing
+                        line[name] = value
+        return lines
 
     @cached_property
     def records(self) -> dict[str, RunRecord]:
@@ -120,7 +131,7 @@ class ResultsFile:
     def specs(self) -> dict[str, dict[str, Any]]:
         """Run id → the spec of the run."""
         with _damage_of(self.path):
-            return {line["run_id"]: _spec(line) for line in self._lines()}
+            return {line["run_id"]: _spec(line) for line in self._lines(of_spec=True)}
 
     @cached_property
     def started(self) -> dict[str, RunRecord]:
@@ -266,14 +277,19 @@ def _damage_of(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The known values of a line. Raises ValueError for one that the index cannot hold."""
-    for name, value in line.items():
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            continue
-        if not isinstance(value, (bool, int, float, str)) or (isinstance(value, int) and abs(value) > MAX_INTEGER):
-            raise ValueError(f"{name}: neither a text nor a number")
-        yield name, value
+def _is_of_spec(name: str) -> bool:
+    """A column has a key of the spec, and is no metric."""
+    return name.partition(".")[0] in SECTIONS and "/" not in name
+
+
+def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column. Raises ValueError for one that the index cannot hold."""
+    values: list[Any] = column.to_pylist()
+    kinds = set(map(type, values))
+    is_too_large = int in kinds and any(isinstance(value, int) and abs(value) > MAX_INTEGER for value in values)
+    if is_too_large or not kinds <= {type(None), bool, int, float, str}:
+        raise ValueError(f"{name}: neither a text nor a number")
+    return values
 
 
 def _labels(line: Mapping[str, Any]) -> dict[str, str]:
@@ -306,7 +322,7 @@ def _spec(line: Mapping[str, Any]) -> dict[str, Any]:
     position = "model.position"
     for key, value in line.items():
         section, _, name = key.partition(".")
-        if section not in SECTIONS or "/" in key or key == position:
+        if section not in SECTIONS or key == position:  # the line's own keys; kinds of encodings, which follow
             continue
         if key.startswith(f"{position}."):
             encoding, _, field = key.removeprefix(f"{position}.").partition(".")

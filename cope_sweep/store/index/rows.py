@@ -112,8 +112,7 @@ def spec_values(spec: Mapping[str, Any]) -> dict[str, Value]:
     return {
         # One file may say 1e3 where another says 1000. Beyond 64 bits no column could hold the integer.
         key: int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER else value
-        for by_place in (False, True)
-        for key, value in flatten(sections, by_place=by_place)
+        for key, value in flatten(sections, by_place=True)
     }
 
 
