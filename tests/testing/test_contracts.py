@@ -251,23 +251,20 @@ def only_pytest(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("page", "place"),
-    [("own-encoding", ""), ("own-task", "ablations"), ("own-encoding", None)],
-    ids=["checkout", "ablations", "elsewhere"],
+    ("page", "is_checkout"), [("own-task", True), ("own-encoding", False)], ids=["checkout", "elsewhere"]
 )
-def test_the_command_of_the_documents_needs_only_pytest(page, place, only_pytest, tmp_path):
-    """As the pages say it, in folders with or without a configuration and a conftest.py of other tests."""
+def test_the_command_of_the_documents_needs_only_pytest(page, is_checkout, only_pytest, tmp_path):
+    """As the pages say it, in a folder with and in one without a configuration and a conftest.py of other tests."""
     text = read(f"docs/how-to/{page}.md")
     [(name, install)] = re.findall(r"Save it as `(\w+)\.py`, and test it \(`(.*)` first\)", text)
     assert install == "pip install pytest"
     [command] = re.findall(r"^python (-m cope_sweep\.testing .*)$", text, re.MULTILINE)
     (tmp_path / f"{name}.py").write_text(python_blocks(page)[0])
-    if place is None:
-        environment, folder = only_pytest, tmp_path
-    else:
+    environment, folder = only_pytest, tmp_path
+    if is_checkout:
         # The page's module lies in that folder; here it must not stay there.
         environment = only_pytest | {"PYTHONPATH": os.pathsep.join([only_pytest["PYTHONPATH"], str(tmp_path)])}
-        folder = PACKAGE.parent / place
+        folder = PACKAGE.parent
     before = set(folder.iterdir())
     words = [sys.executable, *shlex.split(command)]
     process = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
