@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import socket
 import subprocess
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cache
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
@@ -67,6 +69,22 @@ def many(sample: SampleStore, tmp_path_factory: pytest.TempPathFactory) -> Sampl
 def many_client(many: SampleStore) -> Iterator[httpx.Client]:
     with serving(many.settings()) as client:
         yield client
+
+
+Exported = Callable[[RunsFormat, bool], bytes]
+
+
+@pytest.fixture(scope="module")
+def exported(many: SampleStore) -> Exported:
+    """The file that the command line writes in a format, with curves or without: each is written once."""
+
+    @cache
+    def file_of(output_format: RunsFormat, curves: bool) -> bytes:
+        file = io.BytesIO()
+        Queries(many.store).export(ExportRuns(format=output_format, curves=curves), file)
+        return file.getvalue()
+
+    return file_of
 
 
 def work_metrics(client: httpx.Client, kind: str) -> tuple[int, int, int]:
@@ -292,28 +310,26 @@ def test_a_waiting_client_that_leaves_gives_up_its_place() -> None:
 @pytest.mark.parametrize("curves", ["", "&curves=true"])
 @pytest.mark.parametrize("output_format", ["csv", "parquet", "json"])
 def test_an_export_is_the_same_file_as_that_of_the_command_line(
-    many: SampleStore, many_client: httpx.Client, output_format: RunsFormat, curves: str
+    exported: Exported, many_client: httpx.Client, output_format: RunsFormat, curves: str
 ) -> None:
-    file = io.BytesIO()
-    Queries(many.store).export(ExportRuns(format=output_format, curves=bool(curves)), file)
     answer = many_client.get(f"{API}/runs/export?format={output_format}{curves}")
-    assert answer.content == file.getvalue()
+    assert answer.content == exported(output_format, bool(curves))
     assert answer.headers["content-disposition"] == f'attachment; filename="runs.{output_format}"'
 
 
-def test_an_export_has_all_runs_in_order(many: SampleStore, many_client: httpx.Client) -> None:
+def test_an_export_has_all_runs_in_order(many: SampleStore, many_client: httpx.Client, exported: Exported) -> None:
     seeds = [line["seed"] for line in many_client.get(f"{EXPORT}&sort=seed&descending=true").json()]
     assert seeds == [*range(99 + RUNS, 99, -1), 1, 0, 0]
-    ids = [line["run_id"] for line in many_client.get(EXPORT).json()]
+    ids = [line["run_id"] for line in json.loads(exported("json", False))]
     assert ids == many.store.index.matching(RunQuery())
     assert len(ids) == RUNS + 3
 
 
 @pytest.mark.parametrize("output_format", ["csv", "parquet", "json"])
 def test_pieces_of_an_export_have_the_size_of_a_batch(
-    many: SampleStore, monkeypatch: pytest.MonkeyPatch, output_format: RunsFormat
+    many: SampleStore, exported: Exported, monkeypatch: pytest.MonkeyPatch, output_format: RunsFormat
 ) -> None:
-    whole = len(b"".join(Queries(many.store).export_chunks(ExportRuns(format=output_format))))
+    whole = len(exported(output_format, False))
     monkeypatch.setattr(export.run_batches, "__defaults__", (300,))
     pieces = [len(piece) for piece in Queries(many.store).export_chunks(ExportRuns(format=output_format))]
     assert len(pieces) > RUNS / 300
