@@ -76,7 +76,7 @@ def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed(client: httpx.C
     """350,000 lists fit into a body. To make them took the event loop half a second."""
     for path in (f"{API}/perplexity", f"{API}/sweeps/preview", "/v1/completions", f"{API}/runs/{sample.ids[0]}/probe"):
         for inner in ("[],", "[" * 900 + "]" * 900 + ",", '{"a":1},'):
-            content = '{"tokens":[' + (inner * 350_000)[:1_000_000]  # no valid JSON
+            content = '{"tokens":[' + (inner * (1_000_000 // len(inner) + 1))[:1_000_000]  # no valid JSON
             response = client.post(path, content=content, headers={"content-type": "application/json"})
             error = response.json().get("error") or response.json()
             assert (response.status_code, error["code"]) == (413, "too_large")
