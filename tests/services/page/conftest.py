@@ -1,8 +1,9 @@
-"""A site with what the page has to show, and a browser, once for each file of tests."""
+"""A site with what the page has to show, and a browser, for each file of tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
 
-@pytest.fixture(scope="module")
-def site(sample: SampleStore, tmp_path_factory: pytest.TempPathFactory) -> Site:
+@pytest.fixture(scope="session")
+def built_site(sample: SampleStore, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return page_site.build(sample, tmp_path_factory.mktemp("site") / "copy")
+
+
+@pytest.fixture(scope="module")
+def site(built_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A copy, because tests write sweeps and runs to it."""
+    return replace(built_site, sample=built_site.sample.copy_to(tmp_path_factory.mktemp("site") / "copy"))
 
 
 @pytest.fixture(scope="module")
