@@ -186,10 +186,7 @@ def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -
     assert expected["rows"][0]["counts"]["failed"] == 1
 
 
-def test_csv_holds_the_frame_and_files_may_hold_every_run(client: httpx.Client, sample: SampleStore) -> None:
-    response = client.get(f"{API}/ablations/tiny/table?format=csv")
-    assert response.headers["content-type"].startswith("text/csv")
-    assert response.text == table(sample.plan, sample.store).to_csv()
+def test_files_may_hold_every_run(client: httpx.Client, sample: SampleStore) -> None:
     text = client.get(f"{API}/ablations/tiny/table?format=csv&runs=true").text
     assert {row["run_id"] for row in csv.DictReader(io.StringIO(text))} == set(sample.ids)
 
@@ -359,7 +356,11 @@ def test_the_report(client: httpx.Client) -> None:
     page = client.get(f"{API}/ablations/tiny/report")
     assert page.headers["content-type"].startswith("text/html")
     assert "Selective copy, tiny" in page.text
-    assert page.headers["content-security-policy"] == middleware.DOCUMENT_POLICY
+    policy = page.headers["content-security-policy"]
+    assert policy == middleware.DOCUMENT_POLICY
+    assert "script-src" not in policy
+    assert "default-src 'none'; style-src 'unsafe-inline'" in policy
+    assert policy.endswith("sandbox")
     assert "<script" not in page.text
     text = client.get(f"{API}/ablations/tiny/report", headers={"accept": "text/markdown"}).text
     assert text.startswith("# Selective copy, tiny")
@@ -479,7 +480,7 @@ def walk(client: httpx.Client, path: str, **params: Any) -> list[str]:
         offset = page["next"]
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("sort", ["run_id", "dense/loss", "seed", "status", "model.position"])
 def test_pages_lead_through_all_runs(client: httpx.Client, sample: SampleStore, sort: str, limit: int) -> None:
     expected = [run.run_id for run in Queries(sample.store).ask(ListRuns(sort=sort)).runs]
