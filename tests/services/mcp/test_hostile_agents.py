@@ -10,7 +10,6 @@ from cope_services.http.access import KeysFile
 from cope_services.mcp.answers import MAX_TOKENS, token_bound
 from cope_services.mcp.server import AgentServer
 from cope_services.mcp.training import Allowance
-from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 from starlette.testclient import TestClient
@@ -161,12 +160,3 @@ def test_a_model_that_takes_too_long(sample: SampleStore) -> None:
     server = agent_server(sample, max_seconds=1e-4)
     result = call(server, "perplexity", models=[sample.ids[0]], tokens=[[14, 3, 14, 7, 15, 3, 7]])
     assert code(result) == "time_limit"
-
-
-def test_one_client_at_a_time_is_no_rule(sample: SampleStore) -> None:
-    server = agent_server(sample)
-
-    async def many(client: Client) -> list[str]:
-        return [(await client.call_tool("list_sweeps", {})).content[0].text for _ in range(3)]
-
-    assert len(set(with_client(server.server, many))) == 1

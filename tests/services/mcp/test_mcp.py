@@ -59,9 +59,15 @@ def test_over_standard_input_and_output(sample: SampleStore, mode: str) -> None:
 
 @pytest.mark.slow
 def test_over_http(sample: SampleStore) -> None:
+    """Two clients are connected at the same time, one in each mode."""
     with over_http(sample) as address:
-        for mode in MODES:
-            _check_first(with_client(address, _first_questions, mode))
+
+        async def ask_both(new: Client) -> list[tuple[set[str], str, str]]:
+            async with Client(address, mode="legacy") as old:
+                return [await _first_questions(client) for client in (new, old)]
+
+        for found in with_client(address, ask_both):
+            _check_first(found)
         assert httpx.get(address, headers={"x-field": "a" * MAX_HEAD_BYTES}).status_code == 431
 
 
