@@ -40,7 +40,6 @@ class Serve:
     """The process of `serve run`, and its address and key."""
 
     process: psutil.Process
-    folder: Path
     url: str
     key: str
 
@@ -95,7 +94,7 @@ def serve(prose: ProseStore) -> Iterator[Serve]:
         with ending(started):
             until(lambda: started.poll() is not None or is_ready(url, key), timeout_s=600)
             assert started.poll() is None, (folder / "log").read_text()[-3000:]
-            yield Serve(psutil.Process(started.pid), folder, url, key)
+            yield Serve(psutil.Process(started.pid), url, key)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
