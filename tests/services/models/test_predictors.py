@@ -139,19 +139,20 @@ def no_files(folder: Path) -> None:
     ],
 )
 def test_damaged_checkpoints_have_a_documented_status(
-    own_sample: SampleStore, damage: Callable[[Path], object], status: int, code: str
+    client: httpx.Client, own_sample: SampleStore, damage: Callable[[Path], object], status: int, code: str
 ) -> None:
+    documented = client.get("/openapi.json").json()["paths"][f"{API}/perplexity"]["post"]["responses"]
+    assert str(status) in documented
     run_id = own_sample.ids[0]
     damage(own_sample.store.run(run_id).checkpoint)
-    with serving(own_sample.settings(max_seconds=PATIENCE_S)) as client:
-        error = ask(client, run_id, status)
+    with serving(own_sample.settings(max_seconds=PATIENCE_S)) as damaged:
+        error = ask(damaged, run_id, status)
         assert error["code"] == code, error
-        probed = client.post(f"{API}/runs/{run_id}/probe", json={"tokens": [1, 15, 3]})
+        probed = damaged.post(f"{API}/runs/{run_id}/probe", json={"tokens": [1, 15, 3]})
         assert (probed.status_code, probed.json()) == (status, error)
-        completed = client.post("/v1/completions", json={"model": run_id, "prompt": [1]})
+        completed = damaged.post("/v1/completions", json={"model": run_id, "prompt": [1]})
         assert (completed.status_code, completed.json()["error"]["code"]) == (status, code)
-        assert str(status) in client.get("/openapi.json").json()["paths"][f"{API}/perplexity"]["post"]["responses"]
-        assert ask(client, own_sample.ids[1])["total"]["tokens"] == 1
+        assert ask(damaged, own_sample.ids[1])["total"]["tokens"] == 1
     assert not Marker.called
 
 
