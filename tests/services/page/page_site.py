@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from cope_services.http.settings import Settings
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
 from tests.helpers.finished_runs import begin
-from tests.helpers.sample_store import CLAIM, SampleStore
+from tests.helpers.sample_store import CLAIM, SampleStore, serving
 from tests.helpers.sweeps import end, end_sweep, write_sweep
 
 if TYPE_CHECKING:
@@ -185,6 +186,16 @@ class Visitor:
         self.page.goto(f"{self.origin}/#/{address}")
         self.page.wait_for_selector(ready)
         return self.page
+
+
+@contextmanager
+def visiting(context: BrowserContext, settings: Settings) -> Iterator[Visitor]:
+    """A visitor of a service of its own."""
+    with serving(settings) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        yield visitor
+        visitor.page.close()  # else it would go on asking a service that has ended
+        assert visitor.problems == []
 
 
 def accessibility(page: Page, *rules: str) -> list[str]:

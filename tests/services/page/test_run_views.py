@@ -11,7 +11,6 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation
 from tests.helpers.finished_runs import finish
-from tests.helpers.sample_store import serving
 from tests.helpers.sweeps import end_sweep, write_sweep
 from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor, accessibility, short_ids
@@ -105,8 +104,7 @@ def test_keys_of_chosen_runs_are_compared_wherever_they_are(
     recall = plan.rows[0].runs[0]
     end_sweep(sample.store, write_sweep(sample.store, plan))
     finish(sample.store, recall, {"in_dist/token_error": 1.0})
-    with serving(sample.settings()) as client:
-        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+    with page_site.visiting(context, sample.settings()) as visitor:
         chosen = short_ids(sample.ids[0], recall.run_id)
         page = visitor.open(f"runs?search=tiny&sel={chosen}", ".comparison tbody")
         assert "task.pairs\t–\t2" in page.locator(".comparison tbody tr").all_inner_texts()
@@ -114,6 +112,7 @@ def test_keys_of_chosen_runs_are_compared_wherever_they_are(
         page = visitor.open(f"runs?search=tiny&sel={chosen}", ".comparison .uplot canvas")
         page.get_by_text("The configuration of the chosen runs is not known yet.").wait_for()
         assert [each for each in visitor.problems if "500" not in each] == []
+        visitor.problems.clear()
 
 
 def test_runs_of_several_answers_stay_whole_when_new_ones_begin(visitor: Visitor) -> None:
