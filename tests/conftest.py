@@ -19,6 +19,7 @@ THOROUGH = (
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED = {
+    "the committed results": ("tests/ablations/",),
     "a cluster of Ray": (
         "tests/sweep/test_ray_executor.py",
         "tests/sweep/test_executor.py",

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from cope_sweep.config import load_ablation
 from cope_sweep.read.numbers import MISSING
-from cope_sweep.read.queries.claims import UNTESTED, claim_results, report_of
+from cope_sweep.read.queries.claims import UNTESTED, report_of
 from cope_sweep.read.tables.render import markdown_text
 from tests.helpers.shipped import shipped_files
 
@@ -217,9 +217,9 @@ def untrained(claims):
         yield from ((path, text, source) for source, text in declared if (source, text) not in measured)
 
 
-def claims_text(reports):
-    """The part of ablations/results/README.md about claims."""
-    claims = by_claim(claim_results(reports))
+def claims_text(results):
+    """The part of ablations/results/README.md about claims, from the results of all reports about them."""
+    claims = by_claim(results)
     return (
         f"## The paper, table by table\n\n{LEGEND}\n\n{lines_of_paper(claims)}\n"
         f"## Beyond the paper\n\n{lines_beyond(claims)}\n"

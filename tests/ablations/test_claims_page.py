@@ -3,9 +3,7 @@
 import pytest
 
 from cope_sweep.api.ablations import ListClaims
-from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.queries.claims import claim_results, with_deciding
-from cope_sweep.store import ParquetStore
+from cope_sweep.read.queries.claims import with_deciding
 from tests.ablations.claims_page import (
     PAPER,
     by_claim,
@@ -16,14 +14,13 @@ from tests.ablations.claims_page import (
     place_of,
     sign_of,
 )
-from tests.ablations.update_readme import ABLATIONS, RESULTS, our_reports
+from tests.ablations.update_readme import our_claims, our_queries
 from tests.helpers.claims import claim_result
 
 
 def test_the_service_answers_claims_in_the_order_of_this_page():
     """So both show the same claim of a table first."""
-    answer = Queries(ParquetStore(RESULTS), AblationFiles(ABLATIONS)).ask(ListClaims())
-    assert answer == claim_results(our_reports())
+    assert our_queries().ask(ListClaims()) == our_claims()
 
 
 @pytest.mark.parametrize(

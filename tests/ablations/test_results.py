@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.frames import plan_frame
 from cope_sweep.read.tables.stats import RANDOM_DIVISIONS
+from cope_sweep.store import ParquetStore
 from cope_sweep.store.index.tables import SECTIONS
 from cope_sweep.store.results_file import CURVES, LABEL, file_name, run_files
 from tests.ablations.update_readme import (
@@ -315,7 +317,11 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     shutil.copy(RESULTS / "quickstart.parquet", results)
     text = (ABLATIONS / "quickstart.yaml").read_text(encoding="utf-8")
     (ablations / "quickstart.yaml").write_text(text)
-    (report,) = committed(results, ablations)
+
+    def read():
+        return list(committed(Queries(ParquetStore(results), AblationFiles(ablations))))
+
+    (report,) = read()
     good = (RESULTS / "quickstart.md").read_text(encoding="utf-8")
     check(report, good)
     with pytest.raises(AssertionError):
@@ -328,10 +334,10 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
 
     (ablations / "quickstart.yaml").write_text(text.replace("steps: 450", "steps: 451"))
     with raises("stale_report", file="quickstart.parquet", ablation="quickstart"):
-        list(committed(results, ablations))
+        read()
     (ablations / "quickstart.yaml").unlink()
     with raises("not_found", name="quickstart"):
-        list(committed(results, ablations))
+        read()
 
 
 def test_tuned_reports_name_the_search_that_tuned_their_rows(reports):

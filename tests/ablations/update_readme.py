@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cope_sweep.read.numbers import p_text
 from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings
 from cope_sweep.read.tables.comparisons import reference
@@ -32,18 +33,29 @@ MOST_ROWS = 10
 """Rows whose values are listed for a report."""
 
 
-def committed(results=RESULTS, ablations=ABLATIONS):
+def committed(queries):
     """The results of a folder by name. Raises NotFinishedError if one is stale."""
-    queries = Queries(ParquetStore(results), AblationFiles(ablations))
-    for path in run_files(results):
+    for path in run_files(queries.store.root):
         name, _, scale = path.stem.partition(".")
         yield queries.results(name, scale or None)
 
 
 @functools.cache
+def our_queries():
+    """Answers about the results of this repository. Files are read and plans are made once."""
+    return Queries(ParquetStore(RESULTS), AblationFiles(ABLATIONS))
+
+
+@functools.cache
 def our_reports():
     """The results of this repository, read once."""
-    return list(committed())
+    return list(committed(our_queries()))
+
+
+@functools.cache
+def our_claims():
+    """The claims about the results of this repository, judged once."""
+    return claim_results(our_reports())
 
 
 def stem_of(report):
@@ -51,9 +63,13 @@ def stem_of(report):
     return file_name(report.plan).removesuffix(".parquet")
 
 
+_tables = {}
+"""Id of a report → its table, which keeps the report: no other gets the same id."""
+
+
 def table_of(report):
-    """The table of results, compared as their report is."""
-    return Table.of(report, reference(report.plan))
+    """The table of results, compared as their report is, made once."""
+    return _tables.setdefault(id(report), Table.of(report, reference(report.plan)))
 
 
 def overview(reports, folder):
@@ -338,7 +354,7 @@ def all_results():
     """The text of ablations/results/README.md."""
     parts = [
         HEADING,
-        claims_text(our_reports()),
+        claims_text(our_claims()),
         REPORTS_HEADING,
         re.sub(r"\(\./", "(", overview(our_reports(), ".")),
     ]
