@@ -261,9 +261,12 @@ class Evidence:
 
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
-        files = result_files(self.plan, self.runs, self.results.curves, self.heads)
-        files |= self.drawn
-        return files | {f"{self.stem}.md": self.to_markdown(self.pictures, folds=True).encode()}
+        return result_files(self.plan, self.runs, self.results.curves, self.heads) | self.documents
+
+    @property
+    def documents(self) -> dict[str, bytes]:
+        """The files that people read: figures and report."""
+        return self.drawn | {f"{self.stem}.md": self.to_markdown(self.pictures, folds=True).encode()}
 
     @property
     def pictures(self) -> dict[str, str]:
