@@ -1,6 +1,7 @@
 """The documents name everything that exists, and everything that they show works."""
 
 import ast
+import functools
 import importlib.util
 import itertools
 import json
@@ -102,6 +103,7 @@ def named_code(text):
     return re.findall(r"`([\w/]+\.(?:py|js)): ([\w.]+)`", text)
 
 
+@functools.cache
 def definitions(path):
     """Name → its literal value (None: no literal), of the functions, classes, methods and constants of a file."""
     source = path.read_text(encoding="utf-8")
@@ -199,11 +201,15 @@ def test_every_encoding_says_where_it_was_published():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built documents."""
+def built(tmp_path_factory):
+    """The folder of the built documents, and what the command that builds them has printed."""
     folder = tmp_path_factory.mktemp("documents") / "site"
-    build.build(folder)
-    return folder
+    return folder, output_of("-m", "docs.build", str(folder), cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def site(built):
+    return built[0]
 
 
 @pytest.mark.slow
@@ -270,10 +276,11 @@ def test_options_and_keys_are_words_of_the_search(site):
 
 
 @pytest.mark.slow
-def test_the_command_that_builds_the_site_says_how_to_open_it(tmp_path):
-    printed = output_of("-m", "docs.build", str(tmp_path / "site"), cwd=ROOT).splitlines()[-1]
-    assert str(tmp_path / "site" / "index.html") in printed
-    assert re.search(r"python3 -m http\.server .* (\d+), then http://127\.0\.0\.1:\1$", printed)
+def test_the_command_that_builds_the_site_says_how_to_open_it(built):
+    site, printed = built
+    last = printed.splitlines()[-1]
+    assert str(site / "index.html") in last
+    assert re.search(r"python3 -m http\.server .* (\d+), then http://127\.0\.0\.1:\1$", last)
 
 
 def test_the_reference_has_no_ablations_of_a_reader(monkeypatch, tmp_path):
@@ -465,13 +472,15 @@ def test_texts_of_the_guide_are_valid_tasks(tmp_path):
 
 @pytest.mark.parametrize("name", READMES)
 def test_ablations_in_examples_can_be_planned(name, tmp_path):
-    for path in shipped_files():  # an example inherits from one of them
-        shutil.copy(path, tmp_path)
-    for index, text in enumerate(code_blocks(read(name), "yaml")):
-        if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):
-            path = tmp_path / f"example{index}.yaml"
-            path.write_text(text)
-            assert expand(load_ablation(path)).rows
+    whole = [text for text in code_blocks(read(name), "yaml") if re.search(r"^title:", text, re.MULTILINE)]
+    examples = [text for text in whole if not re.search(r"^plugins:", text, re.MULTILINE)]
+    if examples:
+        for path in shipped_files():  # an example inherits from one of them
+            shutil.copy(path, tmp_path)
+    for index, text in enumerate(examples):
+        path = tmp_path / f"example{index}.yaml"
+        path.write_text(text)
+        assert expand(load_ablation(path)).rows
 
 
 def test_the_main_example_can_have_a_verdict(tmp_path, monkeypatch):
