@@ -64,21 +64,22 @@ def greedy_loop(model: Predictor, tokens: list[int], steps: int) -> tuple[list[i
 
 
 @pytest.mark.parametrize("position", COMBINATIONS, ids=str)
-@pytest.mark.parametrize("scratch", [1 << 28, 1], ids=["one pass", "token by token"])
-def test_cached_steps_equal_full_passes(position: list[object], scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "SCRATCH_BYTES", scratch)
+def test_cached_steps_equal_full_passes(position: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a prompt is read in one pass or token by token."""
     model = predictor(*position)
     prompts = [prompt(5, 1), prompt(9, 2), prompt(5, 3)]
-    generations = [Generation(model, each, Sampling(max_tokens=8, temperature=0, top=3)) for each in prompts]
-    generate(generations)
-    for each, ids in zip(generations, prompts, strict=True):
-        expected, scores = greedy_loop(model, ids.tolist(), 8)
-        assert [token.id for token in each.tokens] == expected
-        np.testing.assert_allclose([token.log_probability for token in each.tokens], scores, rtol=1e-10)
-        assert each.finish_reason == "length"
-        for token in each.tokens:
-            assert token.top[0] == (token.id, token.log_probability)
-            assert [p for _, p in token.top] == sorted((p for _, p in token.top), reverse=True)
+    full_passes = [greedy_loop(model, ids.tolist(), 8) for ids in prompts]
+    for scratch in (1 << 28, 1):
+        monkeypatch.setattr(scoring, "SCRATCH_BYTES", scratch)
+        generations = [Generation(model, each, Sampling(max_tokens=8, temperature=0, top=3)) for each in prompts]
+        generate(generations)
+        for each, (expected, scores) in zip(generations, full_passes, strict=True):
+            assert [token.id for token in each.tokens] == expected
+            np.testing.assert_allclose([token.log_probability for token in each.tokens], scores, rtol=1e-10)
+            assert each.finish_reason == "length"
+            for token in each.tokens:
+                assert token.top[0] == (token.id, token.log_probability)
+                assert [p for _, p in token.top] == sorted((p for _, p in token.top), reverse=True)
 
 
 def test_company_does_not_change_samples() -> None:
