@@ -151,26 +151,25 @@ assert expand(loaded).ablation.content.figures
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("code", "heavy"),
+    "steps",
     [
-        ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
-        ("import cope_sweep.notebook", {"torch", "ray", "mlflow", "matplotlib"}),
-        ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib"}),
-        ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
-        (
-            "import cope_sweep.cli.application",
-            {"torch", "ray", "mlflow", "pandas", "fastapi", "matplotlib"},
-        ),
-        (
-            "import cope_sweep.client",
-            {"torch", "ray", "mlflow", "matplotlib"},
-        ),
-        (PLANNING, {"torch"}),
-        (CHECKING, {"torch", "pandas", "matplotlib", "sqlalchemy"}),
+        [
+            ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
+            ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib"}),
+        ],
+        [("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"})],
+        [
+            ("import cope_sweep.cli.application", {"torch", "ray", "mlflow", "pandas", "fastapi", "matplotlib"}),
+            ("import cope_sweep.client", {"torch", "ray", "mlflow", "matplotlib"}),
+            ("import cope_sweep.notebook", {"torch", "ray", "mlflow", "matplotlib"}),
+        ],
+        [(CHECKING, {"torch", "pandas", "matplotlib", "sqlalchemy"}), (PLANNING, {"torch"})],
     ],
+    ids=["figures", "tables", "interfaces", "plans"],
 )
-def test_imports_are_light(code, heavy):
-    script = f"{code}\nimport sys; print(*sorted({heavy!r} & set(sys.modules)))"
+def test_imports_are_light(steps):
+    """Each step in the process of those before it, which have imported nothing that it must not."""
+    script = "".join(f"{code}\nimport sys; print(*sorted({heavy!r} & set(sys.modules)))\n" for code, heavy in steps)
     assert output_of("-W", "error", "-c", script).strip() == ""
 
 
