@@ -47,7 +47,8 @@ def service(request: pytest.FixtureRequest) -> Iterator[str]:
             self.wfile.write(b"[]")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # By default, it looks every half second whether it is to shut down.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://{request.param}:{server.server_port}"
         server.shutdown()
 
