@@ -297,14 +297,17 @@ def test_a_run_is_named_by_the_row_whose_best_it_is(used, plan):
 
 
 def test_without_a_scale_every_question_is_about_the_only_scale_of_a_folder_of_results(tmp_path):
+    (ablations := tmp_path / "ablations").mkdir()
+    shutil.copy(ABLATIONS / "selective_copy.yaml", ablations)
+    (results := tmp_path / "results").mkdir()
     for path in (ABLATIONS / "results").glob("selective_copy.small.*"):
-        shutil.copy(path, tmp_path)
-    queries = Queries(ParquetStore(tmp_path), AblationFiles(ABLATIONS))
+        shutil.copy(path, results)
+    queries = Queries(ParquetStore(results), AblationFiles(ablations))
     for question in (GetAblation, GetCurves, GetPlan, ListFigures):
         answers = [queries.ask(question(name="selective_copy", scale=scale)) for scale in (None, "small")]
         assert answers[0] == answers[1], question
     runs = queries.ask(ListRuns(ablation="selective_copy")).runs
     assert {run.status for run in runs} == {"finished"}
     assert queries.run_id("selective_copy/CoPE") in {run.run_id for run in runs}
-    (listed,) = [each for each in queries.ask(ListAblations()) if each.name == "selective_copy"]
+    (listed,) = queries.ask(ListAblations())
     assert (listed.finished, listed.at_scales["small"].finished) == (0, len(runs)), "the list counts each scale"
