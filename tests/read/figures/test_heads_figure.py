@@ -54,6 +54,11 @@ def one_head(predictor):
     return probe(predictor, TOKENS, layers=[1], heads=[0])
 
 
+@pytest.fixture(scope="module")
+def drawing(one_head):
+    return draw(one_head)
+
+
 def test_the_data_of_every_head(predictor):
     found = probe(predictor, TOKENS)
     heads = head_figures(found, MARKS)
@@ -82,8 +87,8 @@ def test_the_summary_has_the_statistics_of_the_first_mark(predictor, one_head):
     assert head_figures(one_head, MARKS)[0].summary == ""
 
 
-def test_each_cell_has_the_colour_of_its_value(one_head):
-    drawn = images(draw(one_head))
+def test_each_cell_has_the_colour_of_its_value(one_head, drawing):
+    drawn = images(drawing)
     assert sorted(drawn) == ["0-0", "0-1", "0-2", "0-3"]
     for heatmap, pixels in zip(head_figures(one_head, MARKS)[0].heatmaps, drawn.values(), strict=True):
         assert pixels.shape == (T, T, 4)
@@ -97,15 +102,15 @@ def test_each_cell_has_the_colour_of_its_value(one_head):
         assert (pixels[np.triu_indices(T, 1)] == 1).all()
 
 
-def test_positions_beyond_the_limit_are_named(one_head):
-    assert "(grey: beyond 3)" in draw(one_head)
+def test_positions_beyond_the_limit_are_named(drawing):
+    assert "(grey: beyond 3)" in drawing
     assert "beyond" not in draw(probe(tiny_predictor([{"kind": "cope", "p_max": "full"}]), TOKENS, [0], [0]))
 
 
-def test_marked_tokens_have_a_plus_on_the_diagonal(one_head):
+def test_marked_tokens_have_a_plus_on_the_diagonal(drawing):
     cell = 72 * figure.SIDE / T
     centres = (np.flatnonzero(MARKS["low"]) + 0.5) * cell
-    document = ElementTree.fromstring(draw(one_head))
+    document = ElementTree.fromstring(drawing)
     for column in range(4):
         [group] = (each for each in document.iter(f"{SVG}g") if each.get("id") == f"0-{column}-marks")
         # Each plus is a horizontal and a vertical line: "M x1 y L x2 y M x y1 L x y2".
@@ -187,12 +192,13 @@ def test_the_data_are_the_matrices_of_the_probe(predictor, show):
 
 def test_the_drawing_has_a_panel_for_each_head_and_the_tokens(predictor):
     figure = maps(predictor, TOKENS, Maps(show="gates", heads=[(0, 0), (1, 1)], mark="data"))
-    texts = svg_texts(figure.render("svg"))
+    content = figure.render("svg")
+    texts = svg_texts(content)
     assert {"Layer 0 · head 0", "Layer 1 · head 1", "key token", "query token", "data token"} <= set(texts)
     assert f"Gates: selective_copy, cope (run {predictor.run.run_id})" in " ".join(texts)
     assert all(predictor.run.task.token_label(token) in texts for token in TOKENS.tolist())
     assert re.search(r"mean gate 0\.\d\d on data, 0\.\d\d elsewhere", " ".join(texts))
-    assert figure.render("svg") == figure.render("svg")
+    assert figure.render("svg") == content
     assert png_size(figure.render("png"))[0] > 1000
     assert figure.render("pdf").startswith(b"%PDF")
 
@@ -239,15 +245,19 @@ def first_layer(predictor):
     return probe(predictor, TOKENS, layers=[0])
 
 
-def test_every_heatmap_has_its_values(first_layer):
-    text = page(first_layer, LABELS, MARKS, title="x")
+@pytest.fixture(scope="module")
+def first_page(first_layer):
+    return page(first_layer, LABELS, MARKS, title="x")
+
+
+def test_every_heatmap_has_its_values(first_layer, first_page):
     layer = first_layer.layers[0]
-    for head, script in zip((0, 1), Page(text).scripts[:2], strict=True):
+    for head, script in zip((0, 1), Page(first_page).scripts[:2], strict=True):
         cope = layer.contextual["cope"]
         matrices = [cope.gates_HTT, cope.positions_HTT, layer.position_only_attention_HTT, layer.attention_HTT]
         for column, (matrix, expected_HTT) in enumerate(zip(json.loads(script), matrices, strict=True)):
             assert matrix["image"] == f"{head}-0-{column}"
-            assert f'id="{matrix["image"]}"' in text
+            assert f'id="{matrix["image"]}"' in first_page
             values = np.frombuffer(base64.b64decode(matrix["values"]), "<f4")
             np.testing.assert_array_equal(values, expected_HTT[head][np.tril_indices(T)])
 
@@ -265,8 +275,8 @@ def test_labels_and_title_are_only_text(label):
     assert json.loads(parsed.scripts[1]) == [label, "1"]
 
 
-def test_tokens_are_shaded_by_their_mean_gates(first_layer):
-    spans = [attrs for tag, attrs in Page(page(first_layer, LABELS, MARKS, title="x")).tags if tag == "span"]
+def test_tokens_are_shaded_by_their_mean_gates(first_layer, first_page):
+    spans = [attrs for tag, attrs in Page(first_page).tags if tag == "span"]
     assert len(spans) == 2 * T
     gates = first_layer.layers[0].contextual["cope"].gates_HTT[1]
     means = [gates[j:, j].mean() for j in range(T)]
@@ -275,11 +285,12 @@ def test_tokens_are_shaded_by_their_mean_gates(first_layer):
     assert [span.get("class") == "marked" for span in spans[T:]] == MARKS["low"].tolist()
 
 
-def test_the_page_loads_nothing(first_layer):
-    text = page(first_layer, LABELS, MARKS, title="x")
-    addresses = re.findall(r"""(?:href|src)=["']?([^"' >]{0,40})""", text) + re.findall(r"url\(([^)]*)\)", text)
+def test_the_page_loads_nothing(first_page):
+    addresses = re.findall(r"""(?:href|src)=["']?([^"' >]{0,40})""", first_page)
+    addresses += re.findall(r"url\(([^)]*)\)", first_page)
     assert all(address.startswith(("#", "data:")) for address in addresses)
-    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\"' ]*", first_page)) <= namespaces
 
 
 def test_a_model_without_gates_has_no_tokens():
