@@ -1,5 +1,6 @@
 """The index against what was written into it, on SQLite and PostgreSQL."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -71,9 +72,8 @@ def test_specs_are_flat(filled):
     assert not [key for key in spec if key.startswith("model.position.0")]
 
 
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
+def test_filters(filled):
+    expected = [
         (("model.layers", ">=", 2), [1, 2, 4, 5]),
         (("model.layers", "!=", 2), [0, 2, 3, 5]),
         (("model.position", "=", "cope+relative"), [2, 5]),
@@ -91,10 +91,8 @@ def test_specs_are_flat(filled):
         (("status", "=", "failed"), [3]),
         (("created_ms", "<=", 1001), [0, 1]),
         (("run_id", "=", RUNS[4].run_id), [4]),
-    ],
-)
-def test_filters(filled, condition, expected):
-    assert sorted(matching(filled, condition)) == expected
+    ]
+    assert [(condition, sorted(matching(filled, condition))) for condition, _ in expected] == expected
 
 
 def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
@@ -139,9 +137,8 @@ def test_filters_are_combined(filled):
     assert matching(filled, run_ids=()) == []
 
 
-@pytest.mark.parametrize(
-    ("condition", "code", "data"),
-    [
+def test_a_wrong_filter_is_an_error(filled):
+    for condition, code, data in [
         (("model.layer", "=", 2), "unknown_key", {"key": "model.layer"}),
         (("test/los", "=", 2), "unknown_key", {"key": "test/los"}),
         (("train.learning_rate", ">", 0), "unknown_key", {"near": ["train.lr"]}),
@@ -150,25 +147,23 @@ def test_filters_are_combined(filled):
         (("status", "=", 3), "unknown_status", {"status": 3}),
         (("status", "=", "Finished"), "unknown_status", {"status": "Finished"}),
         (("seed", "~", 3), "unknown_operator", {"operator": "~"}),
-    ],
-)
-def test_a_wrong_filter_is_an_error(filled, condition, code, data):
-    with raises(code, **data):
-        matching(filled, condition)
+    ]:
+        with raises(code, **data):
+            matching(filled, condition)
 
 
-@pytest.mark.parametrize("key", ["seed", "test/loss", "model.layers", "facts.parameters"])
-@pytest.mark.parametrize("value", [2**63, -(2**63), 10**400, float("1e999"), float("nan")])
-def test_a_number_that_no_database_holds_is_an_error(filled, key, value):
-    with raises("invalid_value", key=key, value=repr(value)):
-        matching(filled, (key, "<", value))
+def test_a_number_that_no_database_holds_is_an_error(filled):
+    keys = ("seed", "test/loss", "model.layers", "facts.parameters")
+    for key, value in itertools.product(keys, (2**63, -(2**63), 10**400, float("1e999"), float("nan"))):
+        with raises("invalid_value", key=key, value=repr(value)):
+            matching(filled, (key, "<", value))
 
 
-@pytest.mark.parametrize("key", ["worker_id", "facts.device", "model.position", "tags.row", "tags.ablation"])
-@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
-def test_a_text_that_no_database_holds_is_an_error(filled, key, value):
-    with raises("invalid_value", key=key, value=repr(value)):
-        matching(filled, (key, "=", value))
+def test_a_text_that_no_database_holds_is_an_error(filled):
+    keys = ("worker_id", "facts.device", "model.position", "tags.row", "tags.ablation")
+    for key, value in itertools.product(keys, ("a\0b", "\ud800")):
+        with raises("invalid_value", key=key, value=repr(value)):
+            matching(filled, (key, "=", value))
 
 
 def test_a_null_character_is_an_error_wherever_it_is(filled):
