@@ -1,5 +1,6 @@
 """Every kind of figure of an ablation: its files, and what it makes of few, unusual or no runs."""
 
+import functools
 import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from matplotlib.text import Text
 
 from cope_sweep.figures import FigureRegistry, FigureSpec
 from cope_sweep.read.figures import FIGURES, canvas
+from cope_sweep.store import Store
 from tests.helpers.errors import raises
 from tests.helpers.figure_files import made, png_size, svg_elements, svg_texts
 from tests.helpers.finished_runs import begin, finish, plan_of
@@ -46,6 +48,19 @@ def fill(plan, store, value=lambda index: 10.0 + index):
         finish(store, run, {metric.name: value(index) for metric in plan.ablation.content.metrics})
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """Kind → the plan for it, and a store with all its runs. Tests only read it."""
+
+    @functools.cache
+    def made_once(kind):
+        plan, store = plan_for(kind), Store(tmp_path_factory.mktemp(kind) / "store", create=True)
+        fill(plan, store)
+        return plan, store
+
+    return made_once
+
+
 @pytest.fixture
 def restore_parameters():
     with mpl.rc_context():
@@ -71,10 +86,8 @@ def few(*kinds):
 
 
 @pytest.mark.parametrize("kind", few("curves", "heatmap"))
-def test_the_image_formats(kind, store):
-    plan = plan_for(kind)
-    fill(plan, store)
-    figure = made(kind, plan, store)
+def test_the_image_formats(kind, filled):
+    figure = made(kind, *filled(kind))
     width, height = png_size(figure.render("png"))
     assert 400 < width < 3000
     assert 200 < height < 3000
@@ -82,10 +95,8 @@ def test_the_image_formats(kind, store):
 
 
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
-def test_the_files_of_each_kind(kind, store, tmp_path):
-    plan = plan_for(kind)
-    fill(plan, store)
-    figure = replace(made(kind, plan, store), title="A <title>")
+def test_the_files_of_each_kind(kind, filled, tmp_path):
+    figure = replace(made(kind, *filled(kind)), title="A <title>")
     assert "A <title>" in svg_texts(figure.render("svg"))
     figure.write(tmp_path / "data.csv")
     written = pd.read_csv(tmp_path / "data.csv", keep_default_na=False, na_values=[""])
@@ -141,18 +152,15 @@ OPTIONS = {"x": "model.layers", "panels": "model.dim", "log": True}
 
 
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
-def test_options_that_a_kind_does_not_take_are_errors(kind, store):
-    plan = plan_for(kind)
-    fill(plan, store)
+def test_options_that_a_kind_does_not_take_are_errors(kind, filled):
     for name in OPTIONS.keys() - set(FIGURES[kind].TAKES):
         with raises("no_effect", option=name, figure=kind):
-            made(kind, plan, store, **{name: OPTIONS[name]})
+            made(kind, *filled(kind), **{name: OPTIONS[name]})
 
 
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
-def test_unknown_names_are_errors_that_say_what_exists(kind, store):
-    plan = plan_for(kind)
-    fill(plan, store)
+def test_unknown_names_are_errors_that_say_what_exists(kind, filled):
+    plan, store = filled(kind)
     with raises("unknown_row", row="CoPA"):
         made(kind, plan, store, row=("CoPA",))
     name = plan.ablation.content.metrics[0].name
@@ -254,11 +262,9 @@ axes.prop_cycle: cycler("color", ["#112233", "445566"])
 """
 
 
-def test_a_style_sheet_sets_fonts_colours_and_line_widths(store, tmp_path, restore_parameters):
+def test_a_style_sheet_sets_fonts_colours_and_line_widths(filled, tmp_path, restore_parameters):
     (tmp_path / "paper.mplstyle").write_text(STYLE_SHEET)
-    plan = plan_for("curves")
-    fill(plan, store)
-    figure = made("curves", plan, store)
+    figure = made("curves", *filled("curves"))
     plain = figure.render("svg")
     content = replace(figure, style=str(tmp_path / "paper.mplstyle")).render("svg").decode()
     for part in ("#112233", "#445566", "stroke-width: 3.5", "font-size: 5px; font-family: 'DejaVu Sans Mono'"):
