@@ -4,8 +4,6 @@ import pandas as pd
 import pytest
 
 from cope_sweep.config.ablation import Claim
-from cope_sweep.config.loading import validate
-from cope_sweep.config.source import Source
 from cope_sweep.read.reports.files import copy_runs
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.read.tables.claims import claim_findings
@@ -134,11 +132,6 @@ def test_declared_before_and_after_the_runs(store, tmp_path):
 )
 def test_text(time_ms, commit, text):
     assert declared_text("a", {"a": Declaration(time_ms, commit)}, {0: 5, 1: 7, 2: 8}) == text
-
-
-def test_claims_of_this_file_are_valid():
-    assert validate(Source("x", data(CLAIM, LATER), {}), "x")
-    assert declared_text("a", {}, {}) == ""
 
 
 def test_a_note_is_one_line():
