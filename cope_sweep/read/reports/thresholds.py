@@ -37,8 +37,9 @@ def thresholds(model: TableModel, store: Store) -> Layout | None:
     for row, steps in first_steps:
         train = row.runs[0][0].train
         if steps:
+            median = bootstrap_median(steps)
             cells = [row.short, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
-            cells += [_median_text(steps, train.steps, unit) for unit in (1, train.batch)]
+            cells += [_median_text(median, train.steps, unit) for unit in (1, train.batch)]
             lines.append(tuple(map(TextCell, cells)))
     headers = [ColumnHeader("row", numeric=False), *map(ColumnHeader, ("seeds", "steps", "sequences"))]
     or_failed = ", or whose run failed," if any(row.counts["failed"] for row in model.rows) else ""
@@ -71,11 +72,11 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(seeds)), float(low), float(high)
 
 
-def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:
-    """`1,200 [800, > 4,000]`: the median of some steps and its interval, each multiplied by `unit`."""
+def _median_text(steps: tuple[float, float, float], last_step: int, unit: int) -> str:
+    """`1,200 [800, > 4,000]`: a median of steps and the ends of its interval, each multiplied by `unit`."""
 
     def format_step(step: float) -> str:
         return f"> {integer(last_step * unit)}" if math.isinf(step) else integer(step * unit)
 
-    median, low, high = map(format_step, bootstrap_median(steps))
+    median, low, high = map(format_step, steps)
     return median if low == high == median else f"{median} [{low}, {high}]"
