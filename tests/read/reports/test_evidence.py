@@ -136,7 +136,7 @@ def _lines(folder, *names):
 
 
 def test_copies_at_the_same_time_lose_no_run(tmp_path, monkeypatch):
-    plan = plan_of()
+    plan = plan_of(seeds=[0])
     for run in plan.runs:
         finish(Store(tmp_path / run.run_id, create=True), run, {"in_dist/token_error": 1.0, "dense/loss": 0.1}, FACTS)
     results = [read_results(plan, Store(tmp_path / run.run_id)) for run in plan.runs]
