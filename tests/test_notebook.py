@@ -124,7 +124,7 @@ def test_errors(names, folder, call, code, data):
         call(names["ablation"], folder / "store")
 
 
-def test_functions_are_found_by_name(folder):
+def test_a_plan_is_made_of_a_file_or_taken_as_it_is(folder):
     planned = notebook.plan(folder / "ablations" / "quickstart.yaml")
     assert isinstance(planned, Plan)
     assert notebook.plan(planned) is planned
