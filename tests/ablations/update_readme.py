@@ -69,7 +69,9 @@ _tables = {}
 
 def table_of(report):
     """The table of results, compared as their report is, made once."""
-    return _tables.setdefault(id(report), Table.of(report, reference(report.plan)))
+    if id(report) not in _tables:
+        _tables[id(report)] = Table.of(report, reference(report.plan))
+    return _tables[id(report)]
 
 
 def overview(reports, folder):
