@@ -17,6 +17,7 @@ from cope_sweep.hf import convert
 from cope_sweep.model import Transformer
 from cope_sweep.positions import CoPE, RoPE
 from tests.helpers.errors import raises
+from tests.helpers.processes import output_of
 from tests.helpers.tiny import tiny_run
 from tests.helpers.tiny_models import gpt2_state, llama_state, randomize
 
@@ -164,27 +165,42 @@ def test_save_and_load(kind, keep_rope, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
 
 
-def test_transformers_alone_refuses_a_converted_model(tmp_path):
-    """It would load the model without its encodings."""
-    convert(llama(), [CoPE(p_max=4)]).save_pretrained(tmp_path)
-    code = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert "cope_sweep_converted" in done.stderr
+ALONE = """
+import json, sys, traceback
+import transformers
+
+errors = []
+for name, folder in json.loads(sys.argv[1]):
+    try:
+        getattr(transformers, name).from_pretrained(folder)
+        errors.append("")
+    except Exception:
+        errors.append(traceback.format_exc())
+assert "cope_sweep" not in sys.modules
+print(json.dumps(errors))
+"""
+
+
+def test_without_this_package_no_class_loads_a_converted_model(tmp_path):
+    """They would leave out its encodings: Auto classes do not know its type, and the original's class refuses it."""
+    asked = []
+    for kind in ("llama", "gpt2"):
+        model, folder = convert(MODELS[kind](), [CoPE(p_max=4)]), str(tmp_path / kind)
+        model.save_pretrained(folder)
+        asked += [("AutoModelForCausalLM", folder), (type(model).__name__, folder)]
+    errors = json.loads(output_of("-c", ALONE, json.dumps(asked)).splitlines()[-1])
+    for by_type, by_class in zip(errors[::2], errors[1::2], strict=True):
+        assert "cope_sweep_converted" in by_type
+        assert "import cope_sweep.hf and load the model with AutoModelForCausalLM" in by_class
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_the_class_of_the_original_refuses_a_converted_model(kind, tmp_path):
-    """It would load the model without its encodings, with or without `cope_sweep.hf`."""
+    """Also where `cope_sweep.hf` is imported."""
     model = convert(MODELS[kind](), [CoPE(p_max=4)])
     model.save_pretrained(tmp_path)
-    name = type(model).__name__
     with pytest.raises(ValueError, match=r"import cope_sweep\.hf and load the model with AutoModelForCausalLM"):
-        getattr(transformers, name).from_pretrained(tmp_path)
-    code = f"from transformers import {name} as A; A.from_pretrained({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert "import cope_sweep.hf and load the model with AutoModelForCausalLM" in done.stderr
+        type(model).from_pretrained(tmp_path)
 
 
 def test_the_config_of_a_converted_model_saved_alone(tmp_path):
