@@ -1,7 +1,6 @@
 """Which implementation computes an attention: how it is chosen, what `which` predicts, and who observes it."""
 
-import subprocess
-import sys
+import logging
 import threading
 from functools import partial
 
@@ -126,23 +125,13 @@ def test_hard_attention_equals_the_reference():
         torch.testing.assert_close(attend(hard, positions, implementation=implementation), expected, rtol=0, atol=0)
 
 
-TWO_FALLBACKS = """
-import torch
-from cope_sweep.kernels import Inputs, LayerEncoding, attend
-from cope_sweep.positions import ALiBi
-q, k, v = torch.randn(3, 1, 2, 20, 4, dtype=torch.float64)
-for _ in range(2):
-    attend(Inputs.plain(q, k, v), [LayerEncoding(ALiBi(), {})], implementation="triton")
-"""
-
-
-@pytest.mark.slow
-def test_a_fallback_is_logged_once_with_its_reason():
-    """In a process of its own: each reason is logged once per process."""
-    done = subprocess.run([sys.executable, "-c", TWO_FALLBACKS], capture_output=True, text=True, check=True)
-    messages = [line for line in done.stderr.splitlines() if "triton" in line]
-    assert len(messages) == 1
-    assert "falling back to PyTorch" in messages[0]
+def test_a_fallback_is_logged_once_with_its_reason(caplog):
+    dispatch._cached_log.cache_clear()  # as in a new process
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            attend(*attention(encoding=ALiBi()), implementation="triton")
+    [message] = [message for message in caplog.messages if "triton" in message]
+    assert "falling back to PyTorch" in message
 
 
 # What `which` predicts, without data: the path that the attention of a model takes
