@@ -114,11 +114,16 @@ def test_each_epoch_visits_every_context_once_in_another_order(task):
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
+@pytest.fixture(scope="module")
+def whole(task):
+    """Several epochs of training sequences."""
+    return task.sequences("train", 3, 0, 2700)
+
+
 @given(start=st.integers(0, 2000), count=st.integers(1, 700))
 @settings(max_examples=40, deadline=None)
-def test_any_range_is_a_slice_of_the_whole(task, start, count):
+def test_any_range_is_a_slice_of_the_whole(task, whole, start, count):
     """Also a range that contains the end of an epoch."""
-    whole = task.sequences("train", 3, 0, 2700)
     part = task.sequences("train", 3, start, count)
     assert np.array_equal(part.inputs_NT, whole.inputs_NT[start : start + count])
     assert np.array_equal(part.targets_NT, whole.targets_NT[start : start + count])

@@ -42,7 +42,17 @@ class TestVariants(TaskContract):
         GridNavigation(
             steps=24, dense_steps=20, sparse_steps=90, width=7, dense_width=5, sparse_width=9, sparse_p_empty=0.5
         ),
-        GridNavigation(dimensions=3, steps=40, width=2, dense_width=2, sparse_width=3, p_empty=0.1, signed=False),
+        GridNavigation(
+            dimensions=3,
+            steps=40,
+            sparse_steps=60,
+            width=2,
+            dense_width=2,
+            sparse_width=3,
+            p_empty=0.1,
+            sparse_p_empty=0.1,
+            signed=False,
+        ),
         LastSentence(queries=3, maximum=1, most_words=5, vocabulary=20),
         words_of_a_text,
     ]

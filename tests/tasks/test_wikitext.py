@@ -121,7 +121,7 @@ def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(fold
         corpus = small(copy, **{"vocabulary": 50257, "tokens": 15} | fields).open_corpus()
         assert (corpus.tokenizer.ids, corpus.tokenizer.end_of_text) == (50257, 50256)
         assert corpus.splits["train"].tokens_L.dtype == "uint16"
-    assert small(copy, vocabulary=50257).tokenizer_name() == f"gpt2 {corpus.tokenizer.digest[:12]}"
+    assert small(copy, vocabulary=50257, tokens=15).tokenizer_name() == f"gpt2 {corpus.tokenizer.digest[:12]}"
     assert small(copy, vocabulary=300).open_corpus().tokenizer.ids <= 300
     trained = small(copy, vocabulary=50257, tokenizer="bpe")
     assert trained.open_corpus().tokenizer.ids < 50257
