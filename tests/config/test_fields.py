@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, plan_of_recorded, row_of, with_overrides
+from cope_sweep.config import RunSpec, SpecError, expand, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.points import dimensions_of, parameters_of
 from tests.helpers.ablation_texts import BASE, load, located
 from tests.helpers.errors import raises
@@ -331,13 +331,6 @@ def test_an_override_that_cannot_act_is_an_error(text, assignment, expected):
         assert located(caught.value) == expected
     else:
         assert located(error_of(text, assignments=[assignment])) == expected
-
-
-@pytest.mark.parametrize("name", ["quickstart"])
-def test_the_quick_start_refuses_it(name, request):
-    path = request.config.rootpath / "ablations" / f"{name}.yaml"
-    with raises("no_effect", key="model.position.p_max"):
-        expand(with_overrides(load_ablation(path), assignments=["model.position.p_max=4"]))
 
 
 def test_an_override_below_an_axis_acts_in_each_row():

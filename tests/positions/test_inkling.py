@@ -2,9 +2,7 @@ import pytest
 import torch
 
 from cope_sweep.config import parameter_count
-from cope_sweep.kernels import which
 from cope_sweep.model import Transformer
-from cope_sweep.positions import Dims
 from cope_sweep.positions.inkling import Inkling
 from cope_sweep.testing import EncodingContract
 from tests.helpers.tiny import tiny_run
@@ -40,10 +38,6 @@ def test_two_curves_by_hand():
     score = Inkling(curves=2, distances=2).score({"curves": curves}, attention)[0, 0]
     assert score[0, :2].tolist() == [2, 1]
     assert score[1].tolist() == [0, 4, 2]
-
-
-def test_more_curves_than_components_have_no_fused_kernel():
-    assert which([Inkling(curves=17)], Dims(32, 2, 1, 300))[0] == "blocked"
 
 
 def test_the_start_and_the_number_of_parameters():

@@ -32,8 +32,10 @@ def as_parquet(path, target):
     pq.write_table(pa.table({"text": lines}), path.parent / f"{target}-00000-of-00001.parquet")
 
 
-@pytest.mark.parametrize("names", ["wiki.{}.tokens", "wiki.{}.raw", "{}.txt", "my-{}-text.txt"])
-@pytest.mark.parametrize("validation", ["valid", "validation", "dev"])
+@pytest.mark.parametrize(
+    ("names", "validation"),
+    [("wiki.{}.tokens", "valid"), ("wiki.{}.raw", "valid"), ("{}.txt", "validation"), ("my-{}-text.txt", "dev")],
+)
 def test_usual_names(names, validation, folder, tmp_path):
     for split, name in (("train", "train"), ("valid", validation), ("test", "test")):
         shutil.copy(folder / f"wiki.{split}.tokens", tmp_path / names.format(name))
