@@ -8,6 +8,7 @@ size 1e-3 is rejected.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from cope_benchmarks.exact import Expected, Leaves, computed_by
@@ -38,6 +39,8 @@ def assert_equals_reference(case: Case, attend: Attend, dtype: torch.dtype) -> N
     assert wrong is None, wrong
 
 
+# It takes most of a test's time, and a case is computed on several instruction sets, and with several faults.
+@lru_cache(maxsize=32)
 def expected(case: Case, dtype: torch.dtype, draws: int | None = None) -> Expected:
     """The results of the reference in float64, and how far those in `dtype` may be from them."""
     leaves, weight = leaves_of(case, dtype)
