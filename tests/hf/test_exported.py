@@ -182,9 +182,14 @@ LEFT = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
 GAP = torch.tensor([[1] * 5 + [0] * 2 + [1] * 4, [1] * 11])
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An exported model, for tests that only call it."""
+    return exported(tmp_path_factory.mktemp("rope"), ["rope"])[1]
+
+
 @pytest.mark.parametrize("mask", [None, torch.ones_like(TOKENS), LEFT, LEFT.flip(1), GAP])
-def test_positions_that_count_the_tokens(tmp_path, mask):
-    _, model = exported(tmp_path, ["rope"])
+def test_positions_that_count_the_tokens(model, mask):
     position_ids = torch.ones_like(TOKENS).cumsum(1) - 1 if mask is None else mask.cumsum(1) - 1
     expected = model(TOKENS, attention_mask=mask).logits
     assert torch.equal(model(TOKENS, attention_mask=mask, position_ids=position_ids).logits, expected)
@@ -207,8 +212,7 @@ def test_positions_that_count_the_tokens(tmp_path, mask):
         ({"attention_mask": torch.zeros(2, 12)}, "attention_mask"),
     ],
 )
-def test_what_is_not_computed(tmp_path, arguments, argument):
-    _, model = exported(tmp_path, ["cope"])
+def test_what_is_not_computed(model, arguments, argument):
     with raises_argument(argument):
         model(**{"input_ids": None if argument == "input_ids" else TOKENS} | arguments)
 
