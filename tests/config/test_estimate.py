@@ -301,8 +301,10 @@ def test_a_fused_kernel_computes_the_pairs_that_the_estimate_says(device, monkey
     dims = Dims(32, 2, 1, 64)
     found = [ENCODINGS.validate(each) for each in (*ENCODINGS, *OPTIONS)]
     scoring = [each for each in found if each.scores or each.weighs]
+    # A rotation decides whether there is one problem for a kernel, which is the same on all devices.
+    rotations = ([], [RoPE()]) if device == "cpu" else ([],)
     wrong = []
-    for encodings in ([*pair, *rope] for pair in combinations(scoring, 2) for rope in ([], [RoPE()])):
+    for encodings in ([*pair, *rope] for pair in combinations(scoring, 2) for rope in rotations):
         try:
             check_together(encodings, dims)
         except ValueError:
