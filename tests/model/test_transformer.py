@@ -126,15 +126,6 @@ def test_layers_share_a_table_or_have_their_own():
     assert [name for name, _ in own.position.named_parameters()] == [f"0.layers.{i}.e" for i in range(3)]
 
 
-def test_tables_have_the_declared_standard_deviation():
-    wide = {"model.dim": 64, "model.position": [{"kind": "relative", "std": 0.3, "positions": 200}, "cope"]}
-    net = model(**wide)
-    table = net.position[0].layers["0"]["e"]
-    # 200 × 32 elements: the relative error of their standard deviation is 1/√(2·6400) ≈ 0.9 %.
-    assert table.std().item() == pytest.approx(0.3, rel=0.05)
-    assert not net.position[1].layers["0"]["e"].any()
-
-
 def test_the_loss_is_summed_over_targets_only():
     logits = torch.zeros(1, 3, 4)
     targets = torch.tensor([[IGNORED, 1, 2]])
