@@ -115,7 +115,7 @@ def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(fold
         with raises("no_tokenizer"):
             small(copy, vocabulary=50257, **fields).prepare()
     vocabulary = {letter: index for index, letter in enumerate(byte_letters())}
-    vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
+    vocabulary |= {str(index): index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
     (copy / "vocab.json").write_text(json.dumps(vocabulary))
     (copy / "merges.txt").write_text("#version: 0.2\n")
     # A process opens the corpus of a spec once, so these specs differ from the one above in the number of tokens.
