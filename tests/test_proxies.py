@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from cope_sweep.proxies import is_this_machine, proxy_of
 from cope_sweep.sweep.jobs import Cluster, submit_job
 from cope_sweep.tracking.check import check_uri
 from tests.helpers.errors import raises
+from tests.helpers.processes import http_server
 from tests.helpers.scripted_cluster import ScriptedCluster, serving_jobs
 from tests.helpers.stub_server import Stub
 
@@ -46,11 +46,8 @@ def service(request: pytest.FixtureRequest) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b"[]")
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # By default, it looks every half second whether it is to shut down.
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://{request.param}:{server.server_port}"
-        server.shutdown()
+    with http_server(Handler) as url:
+        yield url.replace("127.0.0.1", request.param)
 
 
 def test_hosts_that_are_this_machine() -> None:

@@ -1,4 +1,4 @@
-"""Processes of their own, waits for conditions, and free ports."""
+"""Processes of their own, waits for conditions, free ports, and servers of a test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 TIMEOUT_S = 240
@@ -35,6 +38,18 @@ def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@contextmanager
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server on this machine whose requests `handler` answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        # It looks every 10 ms, and not twice a second, whether it is to end.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def free_port() -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
+
+from tests.helpers.processes import http_server
 
 VERSION = b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
 
@@ -79,14 +80,8 @@ def serving_jobs(cluster: C) -> Iterator[C]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    cluster.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with http_server(Handler) as cluster.url:
         yield cluster
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def scripted_cluster() -> AbstractContextManager[ScriptedCluster]:

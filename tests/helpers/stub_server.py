@@ -65,7 +65,7 @@ class Stub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()  # ends at once
         return self
 
     def __exit__(self, *_):

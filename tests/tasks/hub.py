@@ -1,11 +1,12 @@
 """A server that answers as the Hugging Face hub does, for datasets of a few files, and fails where a test asks it to."""
 
 import json
-import threading
 from collections import Counter
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.helpers.processes import http_server
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -85,14 +86,5 @@ def serve(hub):
 
         do_HEAD = do_GET
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    # `shutdown` waits until the server looks, which by default it does twice a second.
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with http_server(Handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

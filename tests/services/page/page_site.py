@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from cope_services.http.settings import Settings
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
 from tests.helpers.finished_runs import begin
+from tests.helpers.processes import http_server
 from tests.helpers.sample_store import CLAIM, SampleStore, serving
 from tests.helpers.sweeps import end, end_sweep, write_sweep
 
@@ -132,12 +132,8 @@ def behind_proxy(service: httpx.Client, prefix: str) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}{prefix}"
-        finally:
-            server.shutdown()
+    with http_server(Proxy) as url:
+        yield f"{url}{prefix}"
 
 
 @contextmanager
