@@ -111,8 +111,14 @@ def test_a_closed_terminal_saves_runs_and_the_same_command_continues(shell, exec
     assert "continues after step" in folder.log_text()
 
 
-@EXECUTORS
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("executor", "signum"),
+    [
+        ("--local", signal.SIGUSR1),
+        pytest.param(ON_RAY, signal.SIGUSR1, marks=pytest.mark.thorough),
+        pytest.param(ON_RAY, signal.SIGHUP, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_signal_to_all_processes_of_a_job_saves_runs(shell, executor, signum):
     """Slurm sends SIGUSR1 to every process of a step; Ray's own processes have to survive it, and a repetition."""
     shell.write("tiny", ENDLESS)
