@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,19 @@ class Loud(RoPE):
 
 print("registered", flush=True)
 """
+COMMANDS = """
+import sys
+from cope_sweep.cli import main
+
+for line in sys.argv.pop().split(","):
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+    print(end="\\x1e", flush=True)
+"""
+"""Calls commands one after another in one process, and prints a separator after each."""
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +58,25 @@ def loud(tmp_path_factory):
 
 
 def output_of(shell, *words):
-    process = shell.start(*words)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=shell.folder, env=shell.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_documents_hold_nothing_that_a_plugin_prints(loud):
-    trained = json.loads(output_of(loud, "run", "loud", "--local", "--no-mlflow", "--json"))
+    """Each process imports the plugin before its first command; the first one trains with it."""
+    trained = json.loads(output_of(loud, "-m", "cope_sweep.cli", "run", "loud", "--local", "--no-mlflow", "--json"))
     assert trained["sweep"]["exit_code"] == 0
-    for words in (("list",), ("plan", "loud"), ("status", "loud"), ("table", "loud"), ("runs",)):
-        json.loads(output_of(loud, *words, "--json"))
-    rows = list(csv.reader(io.StringIO(output_of(loud, "table", "loud", "--format", "csv"))))
+    lines = ["schema", "table loud --format csv"]
+    lines += [f"{words} --json" for words in ("list", "plan loud", "status loud", "table loud", "runs")]
+    schema, table, *documents, rest = output_of(loud, "-c", COMMANDS, ",".join(lines)).split("\x1e")
+    rows = list(csv.reader(io.StringIO(table)))
     assert len({len(row) for row in rows}) == 1
-    json.loads(output_of(loud, "schema"))
+    assert (len(documents), rest) == (5, "")
+    for document in (schema, *documents):
+        json.loads(document)
 
 
 @pytest.mark.slow
