@@ -11,6 +11,7 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
+from tests.cli.conftest import Shell
 from tests.helpers.figure_files import svg_texts
 from tests.helpers.finished_runs import finish
 
@@ -85,13 +86,26 @@ figures:
 """
 
 
-@pytest.fixture
-def declaring(trained, shell):
-    """A folder with the trained tiny ablation, which declares two figures there."""
+def declare(trained, shell):
+    """Copy the trained tiny ablation to the folder of a shell, and declare two figures there."""
     shutil.copytree(trained.folder / "store", shell.folder / "store")
     text = (trained.folder / "ablations" / "tiny.yaml").read_text()
     shell.write("tiny", text + DECLARED)
     shell.write("other", text.replace("steps: 6", "steps: 7"))
+    return shell
+
+
+@pytest.fixture
+def declaring(trained, shell):
+    """A folder with the trained tiny ablation, which declares two figures there."""
+    return declare(trained, shell)
+
+
+@pytest.fixture(scope="module")
+def reported(trained, tmp_path_factory):
+    """Such a folder, with a folder of results, `out`; no test changes it."""
+    shell = declare(trained, Shell(tmp_path_factory.mktemp("reported")))
+    shell("report", "tiny", "--out", "out")
     return shell
 
 
@@ -174,11 +188,10 @@ def test_a_folder_of_results_is_a_store_that_is_only_read(declaring):
         (["stop", "all"], "read_only", {}),
     ],
 )
-def test_what_a_folder_of_results_does_not_do(declaring, words, code, data):
-    declaring("report", "tiny", "--out", "out")
-    before = {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()}
-    declaring.refuses(code, *words, "--store", "out", **data)
-    assert {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()} == before
+def test_what_a_folder_of_results_does_not_do(reported, words, code, data):
+    before = {path.name: path.read_bytes() for path in (reported.folder / "out").iterdir()}
+    reported.refuses(code, *words, "--store", "out", **data)
+    assert {path.name: path.read_bytes() for path in (reported.folder / "out").iterdir()} == before
 
 
 def test_finished_runs_are_copied_to_a_folder_of_results(declaring):

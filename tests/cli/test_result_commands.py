@@ -220,12 +220,11 @@ def test_a_plan_fits_a_terminal_of_80_columns(crowded):
     assert "parameters" in crowded("plan", "crowded")[0]
 
 
-@pytest.mark.slow
 def test_a_table_in_a_pipe_is_whole(crowded):
+    """The output is no terminal, as in all tests here, and nothing says how wide one is."""
     del crowded.environment["COLUMNS"]
-    process = crowded.start("plan", "crowded")
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, "")
+    out, err = crowded("plan", "crowded")
+    assert err == ""
     assert "parameters" in out
     assert (
         len([line for line in out.splitlines() if "CoPE with contextual gates in every one of its layers" in line]) == 2
