@@ -1,5 +1,5 @@
-"""Stores in which each file of a run is damaged in each way, one run for each: `store check --repair` and `run` lead back to
-the table of an undamaged store."""
+"""Stores in which each file of a run is damaged in each way that differs, one run for each: `store check --repair` and
+`run` lead back to the table of an undamaged store."""
 
 import itertools
 import re
@@ -10,20 +10,15 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation
 from tests.cli.conftest import TINY, Shell
-from tests.helpers.damages import DAMAGES, folder, garble, missing
+from tests.helpers.damages import DAMAGES, empty, folder, garble, missing
 
-FILES = (
-    "spec.json",
-    "state.json",
-    "result.json",
-    "curve.jsonl",
-    "checkpoint/config.json",
-    "checkpoint/model.safetensors",
-)
-
+FILES = ("spec.json", "state.json", "result.json", "curve.jsonl")
+OF_CHECKPOINTS = ("checkpoint/config.json", "checkpoint/model.safetensors")
+"""Their content is only compared with a checksum, which any other content fails alike."""
 
 LOSSES = [
     *itertools.product(FILES, DAMAGES),
+    *itertools.product(OF_CHECKPOINTS, (empty, garble, missing, folder)),
     ("checkpoint", missing),
     ("checkpoint", lambda path: (shutil.rmtree(path), path.write_bytes(b"a file"))),
     (".", missing),
