@@ -18,11 +18,11 @@ def delete(store, *words):
 
 def test_a_run_is_deleted_from_mlflow_and_another_one_when_it_is_trained_again(store, plan, uri, monkeypatch):
     record = write_sweep(store, plan)
-    for run in plan.runs:
+    keep, drop, trashed = plan.runs[:3]
+    for run in (keep, drop, trashed):
         finish(store, run, {"in_dist/token_error": 1.0, "dense/loss": 0.5})
     end_sweep(store, record)
     synced(store, uri)
-    keep, drop, trashed = plan.runs[:3]
     first = run_of(uri, drop)
     client_of(uri).delete_run(run_of(uri, trashed).id)  # by a person, in MLflow's pages
 

@@ -146,7 +146,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
 def test_the_next_sync_removes_duplicates_and_keeps_the_oldest(store, plan, uri):
     """Two processes sent the sweep at the same moment; the second one's runs are below its own parent."""
     record = write_sweep(store, plan)
-    for run in plan.runs:
+    for run in plan.runs[:3]:
         finish(store, run, METRICS)
     end_sweep(store, record)
     synced(store, uri)
@@ -161,7 +161,7 @@ def test_the_next_sync_removes_duplicates_and_keeps_the_oldest(store, plan, uri)
     assert synced(store, uri) == 0
     after = runs_of(uri, f"tags.`{TAG}sweep_id` = '{record.sweep_id}'")
     assert {run.id: run.tags for run in after} == {run.id: run.tags for run in before}
-    assert len(after) == 7
+    assert len(after) == 1 + 3
 
 
 def test_a_run_with_two_models_is_sent_again(store, sqlite_uri):

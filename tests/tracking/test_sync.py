@@ -219,7 +219,7 @@ def test_what_a_dead_process_left_is_backlog(store, plan, uri):
 
 def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, uri):
     first = write_sweep(store, plan)
-    for run in plan.runs:
+    for run in plan.rows[0].runs:
         finish(store, run, METRICS)
     end_sweep(store, first)
     synced(store, uri)
