@@ -394,13 +394,12 @@ def calls_of(logger, monkeypatch, fails=""):
     return calls
 
 
-def test_models_are_looked_for_only_where_another_process_may_have_made_one(tmp_path, monkeypatch):
-    store, plan = Store(tmp_path / "store", create=True), plan_of()
-    uri = f"sqlite:///{store.root / 'mlflow.db'}"
+def test_models_are_looked_for_only_where_another_process_may_have_made_one(store, sqlite_uri, monkeypatch):
+    plan = plan_of()
     for run in plan.runs[:2]:
         finish(store, run, METRICS)
     first, second = (run.run_id for run in plan.runs[:2])
-    logger = logger_of(store, uri)
+    logger = logger_of(store, sqlite_uri)
     calls = calls_of(logger, monkeypatch, fails="log_outputs")
     with raises("tracking_failed"):
         logger.log_run(first)
@@ -412,7 +411,7 @@ def test_models_are_looked_for_only_where_another_process_may_have_made_one(tmp_
     logger.log_run(second)
     assert calls.count("search_logged_models") == 1
     assert calls.count("create_logged_model") == 2
-    assert [len(each.models) for each in runs_of(uri)] == [1, 1]
+    assert [len(each.models) for each in runs_of(sqlite_uri)] == [1, 1]
 
 
 def before(client, method, do, monkeypatch):
@@ -458,13 +457,14 @@ def test_a_model_that_is_made_while_its_run_is_discarded_is_deleted_too(store, p
     assert models(sqlite_uri) == {}
 
 
-def test_sqlite_waits_for_the_disk_at_checkpoints_only(tmp_path):
+def test_sqlite_waits_for_the_disk_at_checkpoints_only(tmp_path, fresh_database):
     """With a write-ahead log, at each commit otherwise. Other files of this process stay as they are."""
     import sqlalchemy
 
     for name, expected in (("mlflow.db", 1), ("other.db", 2)):
         path = tmp_path / name
         if name == "mlflow.db":
+            shutil.copyfile(fresh_database, path)
             connect(f"sqlite:///{path}")
         engine = sqlalchemy.create_engine(f"sqlite:///{path}")
         with engine.connect() as connection:
