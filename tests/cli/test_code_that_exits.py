@@ -77,10 +77,9 @@ def test_such_a_run_of_several_workers_fails(shell):
     assert "leaves.py" in folder.state["traceback"]
 
 
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_validation_that_exits_is_an_error_with_its_traceback(shell, command):
+def test_a_validation_that_exits_is_an_error_with_its_traceback(shell):
     shell.write("tiny", ablation({"bad": VALIDATION, "copy": COPY}, {"good": "cope"}))
-    code, _, err = call(shell, command, "tiny")
+    code, _, err = call(shell, "run", "tiny")
     assert code == 1
     assert "SystemExit" in err
     assert "leaves.py" in err
