@@ -37,9 +37,9 @@ def connect(uri):
     return client.connect(uri)
 
 
-def open_store(path, queue):
+def open_store(queue):
     try:
-        connect(f"sqlite:///{path}").create_run("0")
+        connect("sqlite:///own.db").create_run("0")
         queue.put("opened")
     except BaseException as error:
         queue.put(repr(error))
@@ -66,15 +66,18 @@ def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_pat
     assert not (tmp_path / "mlflow.db.new").exists()
 
 
-def test_several_processes_can_create_a_store_at_once(tmp_path):
+def test_several_processes_can_create_a_store_at_once_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     forks = multiprocessing.get_context("fork")
     queue = forks.Queue()
-    processes = [forks.Process(target=open_store, args=(tmp_path / "mlflow.db", queue)) for _ in range(4)]
+    processes = [forks.Process(target=open_store, args=(queue,)) for _ in range(4)]
     for process in processes:
         process.start()
     assert [queue.get(timeout=240) for _ in processes] == ["opened"] * 4
     for process in processes:
         process.join()
+    connect("sqlite:///own.db").create_run("0")
+    assert (tmp_path / "own.db-wal").exists()
 
 
 def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
@@ -194,12 +197,6 @@ def test_a_store_is_one_file_after_a_sync(store, sqlite_uri):
     assert wal.stat().st_size > 0
     synced(store, sqlite_uri)
     assert not wal.exists() or wal.stat().st_size == 0
-
-
-def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    connect("sqlite:///own.db").create_run("0")
-    assert (tmp_path / "own.db-wal").exists()
 
 
 def test_an_experiment_in_the_trash_is_an_error(store, sqlite_uri):
