@@ -140,9 +140,10 @@ def test_every_suggestion_is_a_run_with_short_numbers(sweep: Sweep) -> None:
 def test_the_seed_decides_the_suggestions(tmp_path: Path) -> None:
     texts = {"first": TEXT, "second": TEXT, "other": TEXT.replace("samples: 60", "samples: 60\n  seed: 7")}
     sweeps = {name: Sweep(Store(tmp_path / name, create=True), text) for name, text in texts.items()}
-    for each in sweeps.values():
-        each.run(12)
-    assert sweeps["first"].ids == sweeps["second"].ids != sweeps["other"].ids
+    for name, runs in (("first", 12), ("second", 12), ("other", 1)):
+        sweeps[name].run(runs)
+    assert sweeps["first"].ids == sweeps["second"].ids
+    assert sweeps["other"].ids[0] != sweeps["first"].ids[0]
 
 
 PINNED = """\
