@@ -134,12 +134,11 @@ def test_a_used_up_budget_is_said(shell, options, reason, left):
     )
 
 
-def wait_until_it_trains(process):
-    """Read the progress until a line shows a step of the long run."""
-    for line in process.stderr:
-        if "/100000" in line and line.startswith("running") and " step 0/" not in line:
-            return
-    raise AssertionError("the process ended by itself")
+def wait_until_it_trains(shell, process):
+    """Read the progress until a line shows the long run, then its curve: the next line comes 10 s later."""
+    assert any("/100000" in line and line.startswith("running") for line in process.stderr), "it ended by itself"
+    folders = Store(shell.folder / "store").run_folders()
+    until(lambda: any(row["step"] > 10 for folder in folders for row in folder.curve()))
 
 
 def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
@@ -150,7 +149,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     words = ("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
 
     process = shell.start(*words)
-    wait_until_it_trains(process)
+    wait_until_it_trains(shell, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
