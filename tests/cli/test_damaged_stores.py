@@ -12,13 +12,13 @@ from cope_sweep.config import expand, load_ablation
 from tests.cli.conftest import TINY, Shell
 from tests.helpers.damages import DAMAGES, empty, folder, garble, missing
 
-FILES = ("spec.json", "state.json", "result.json", "curve.jsonl")
-OF_CHECKPOINTS = ("checkpoint/config.json", "checkpoint/model.safetensors")
+FILES = ("spec.json", "state.json", "result.json")
+WITH_CHECKSUMS = ("curve.jsonl", "checkpoint/config.json", "checkpoint/model.safetensors")
 """Their content is only compared with a checksum, which any other content fails alike."""
 
 LOSSES = [
     *itertools.product(FILES, DAMAGES),
-    *itertools.product(OF_CHECKPOINTS, (empty, garble, missing, folder)),
+    *itertools.product(WITH_CHECKSUMS, (empty, garble, missing, folder)),
     ("checkpoint", missing),
     ("checkpoint", lambda path: (shutil.rmtree(path), path.write_bytes(b"a file"))),
     (".", missing),
