@@ -45,21 +45,21 @@ def text_of(uri, run, name):
     return Path(client_of(uri).download_artifacts(run.id, name)).read_text(encoding="utf-8")
 
 
-def test_a_sweep_has_its_table_with_verdicts_its_figures_and_its_report(store, uri, swept):
+def test_a_sweep_has_its_table_with_verdicts_its_figures_and_its_report(store, server_uri, swept):
     plan, record = swept
-    send(store, uri)
-    parent = sweep_of(uri, record)
-    assert artifacts(uri, parent) == FILES
-    assert "| worse" in text_of(uri, parent, "table.md")
-    header, first, *_ = text_of(uri, parent, "table.csv").splitlines()
+    send(store, server_uri)
+    parent = sweep_of(server_uri, record)
+    assert artifacts(server_uri, parent) == FILES
+    assert "| worse" in text_of(server_uri, parent, "table.md")
+    header, first, *_ = text_of(server_uri, parent, "table.csv").splitlines()
     assert "verdict" in header
     assert first.startswith("CoPE")
-    figures = [each.path for each in client_of(uri).list_artifacts(parent.id, "figures")]
+    figures = [each.path for each in client_of(server_uri).list_artifacts(parent.id, "figures")]
     assert figures == ["figures/copying.curves.svg"]
-    assert text_of(uri, parent, figures[0]).startswith("<?xml")
-    assert "data:image/svg+xml" in text_of(uri, parent, "report.html")
+    assert text_of(server_uri, parent, figures[0]).startswith("<?xml")
+    assert "data:image/svg+xml" in text_of(server_uri, parent, "report.html")
     assert "**Artifacts**" in parent.tags["mlflow.note.content"]
-    assert artifacts(uri, run_of(uri, plan.runs[0])) == []
+    assert artifacts(server_uri, run_of(server_uri, plan.runs[0])) == []
 
 
 def test_a_report_that_cannot_be_made_does_not_keep_a_sweep_from_being_sent(store, sqlite_uri, swept):
