@@ -8,16 +8,23 @@ An object appears whole or not at all. There is no append and no rename.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from cope_sweep.redaction import remember
 from cope_sweep.store.errors import StoreError, StoreUnreachable
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 SCHEMES = ("s3", "gs")
+OUTAGE_S = 60.0
+"""How long a sweep waits for an object store that does not answer any more."""
+RETRY_INTERVAL_S = 1.0
 
 
 def is_object_url(root: str) -> bool:
@@ -43,6 +50,8 @@ class ObjectFolder:
 
         remember(url)
         self.url = url
+        self.patience_s = 0.0
+        """How long a request is repeated, in seconds. pyarrow itself repeats it for about 6 s."""
         try:
             self._files, self._prefix = FileSystem.from_uri(_with_endpoint(url))
         except (OSError, ValueError) as error:
@@ -55,62 +64,75 @@ class ObjectFolder:
 
     def read(self, name: str, size: int = -1) -> bytes | None:
         """The content of an object, or its first `size` bytes; None if there is none. Raises StoreError."""
-        with self._errors():
-            try:
-                with self._files.open_input_stream(self._path(name)) as stream:
-                    return bytes(stream.read(size if size >= 0 else None))
-            except FileNotFoundError:
-                return None
+
+        def read() -> bytes:
+            with self._files.open_input_stream(self._path(name)) as stream:
+                return bytes(stream.read(size if size >= 0 else None))
+
+        try:
+            return self._answer(read)
+        except FileNotFoundError:
+            return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object. Raises StoreError."""
-        with self._errors(), self._files.open_output_stream(self._path(name)) as stream:
-            stream.write(content)
+
+        def write() -> None:
+            with self._files.open_output_stream(self._path(name)) as stream:
+                stream.write(content)
+
+        self._answer(write)
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a local file. Raises StoreError."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._errors():
-            copy_files(str(path), self._path(name), LocalFileSystem(), self._files)
+        self._answer(lambda: copy_files(str(path), self._path(name), LocalFileSystem(), self._files))
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object, if there is one, to a local file. Raises StoreError."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._errors(), contextlib.suppress(FileNotFoundError):
-            copy_files(self._path(name), str(path), self._files, LocalFileSystem())
+        with contextlib.suppress(FileNotFoundError):
+            self._answer(lambda: copy_files(self._path(name), str(path), self._files, LocalFileSystem()))
 
     def names(self, folder: str) -> list[str]:
         """The names directly below a folder, sorted; none if it does not exist. Raises StoreError."""
         from pyarrow.fs import FileSelector
 
-        with self._errors():
-            found = self._files.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        selector = FileSelector(self._path(folder), allow_not_found=True)
+        return sorted(info.base_name for info in self._answer(lambda: self._files.get_file_info(selector)))
 
     def delete(self, name: str) -> None:
         """Delete an object, if there is one. Raises StoreError."""
-        with self._errors(), contextlib.suppress(FileNotFoundError):
-            self._files.delete_file(self._path(name))
+        with contextlib.suppress(FileNotFoundError):
+            self._answer(lambda: self._files.delete_file(self._path(name)))
 
     def delete_folder(self, name: str) -> None:
         """Delete all objects below a name, if there are any. Raises StoreError."""
-        with self._errors(), contextlib.suppress(FileNotFoundError):
-            self._files.delete_dir(self._path(name))
+        with contextlib.suppress(FileNotFoundError):
+            self._answer(lambda: self._files.delete_dir(self._path(name)))
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            reason = " ".join(str(error).split())
-            raise StoreUnreachable(f"the store {self.url}: {reason}", store=self.url) from error
+    def _answer(self, request: Callable[[], T]) -> T:
+        """What a request returns. Raises FileNotFoundError: there is no such object; StoreUnreachable."""
+        began_s = time.monotonic()
+        is_noted = False
+        while True:
+            try:
+                return request()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                reason = " ".join(str(error).split())
+                if time.monotonic() - began_s >= self.patience_s:
+                    raise StoreUnreachable(f"the store {self.url}: {reason}", store=self.url) from error
+            if not is_noted:
+                log.warning("the store %s does not answer: waiting for %g s (%s)", self.url, self.patience_s, reason)
+                is_noted = True
+            time.sleep(RETRY_INTERVAL_S)
 
 
 def _with_endpoint(url: str) -> str:

@@ -37,7 +37,7 @@ from cope_sweep.store.files import read_bytes, remove, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
 from cope_sweep.store.index.database import sqlite_url
 from cope_sweep.store.indexing import OnProgress, StoredFiles, fill_index
-from cope_sweep.store.objects import ObjectFolder, is_object_url
+from cope_sweep.store.objects import OUTAGE_S, ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
@@ -91,6 +91,14 @@ class Store:
         self._on_indexing = on_indexing
         if create:
             self._create()
+
+    def wait_out_outages(self) -> None:
+        """Wait up to `OUTAGE_S` for an object store that does not answer any more, as a sweep does.
+
+        Else a request fails after 6 s: whoever asks a question, or names a wrong address, would rather have the error.
+        """
+        if self.objects:
+            self.objects.patience_s = OUTAGE_S
 
     @property
     def location(self) -> str:

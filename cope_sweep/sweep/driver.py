@@ -59,6 +59,7 @@ class Driver:
     def __init__(self, work: Workload) -> None:
         """Nothing is leased yet."""
         self.work, self.store, self.leases, self.search = work, work.store, work.leases, work.search
+        self.store.wait_out_outages()
         self.lock = threading.RLock()
         self.runs: dict[str, DrivenRun] = {}
         self.counts: Counter[RunState] = Counter()

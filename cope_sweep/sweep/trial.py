@@ -135,6 +135,7 @@ def _visible_store(sweep: SweepContext) -> Store:
         reason = ""
         try:
             if store.read(sweep.token) is not None:
+                store.wait_out_outages()
                 return store
         except StoreError as error:
             reason = f" ({error})"

@@ -59,35 +59,58 @@ def object_store(monkeypatch):
     started[-1].stop()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("executor", "away_s"), [(run_local, 20.0), (run_local, 8.0), (run_on_ray, 8.0)])
-def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatch, executor, away_s):
-    """A sweep ends with the reason, and the same command continues its run.
+@pytest.fixture
+def train(object_store, tmp_path, monkeypatch):
+    """A function that trains a run of a store, whose server dies once, when it trains. Returns store and events.
 
-    pyarrow gives up after 6 s: the store may be back when the run ends.
+    pyarrow repeats requests for 6 s: after 8 s, the store may be back when the run ends.
     """
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
-    server = object_store()
-    url = f"s3://{s3.make_bucket()}/store"
-    store = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}", create=True)
-    run = tiny_run(**{"train.steps": 1000, "evaluate.every": 500})
-    resources = Resources(device="cpu", groups=1, checkpoint_every_s=0.5)
-    seen, comes_back = [], threading.Timer(away_s, object_store)
+    server, away = object_store(), []
+    url, index = f"s3://{s3.make_bucket()}/store", f"sqlite:///{tmp_path / 'index.db'}"
 
-    def stop_once(event):
-        seen.append(event)
-        if event.step >= 1 and not any(each.step >= 1 for each in seen[:-1]):
-            server.stop()
-            comes_back.start()
+    def train(executor, sweep_id, away_s):
+        store, seen = Store(url, index=index, create=True), []
 
-    with raises("unreachable_store", store=url):
-        train_by(executor, [run], store, resources, sweep_id="first", on_event=stop_once)
-    assert any(event.step >= 1 for event in seen)
-    assert "failed" not in {event.status for event in seen}
+        def see(event):
+            seen.append(event)
+            if event.step >= 1 and not away:
+                away.append(threading.Timer(away_s, object_store))
+                server.stop()
+                away[0].start()
 
-    comes_back.join()
-    assert store.run(run.run_id).status == "running"  # its lease has ended: it can be continued
-    again = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}")
-    train_by(executor, [run], again, resources, sweep_id="second", on_event=seen.append)
-    assert again.index.statuses() == {run.run_id: "finished"}
-    assert store.run(run.run_id).fetch_checkpoint().is_dir()
+        try:
+            train_by(executor, [RUN], store, RESOURCES, sweep_id=sweep_id, on_event=see)
+        finally:
+            assert any(event.step >= 1 for event in seen)
+            assert "failed" not in {event.status for event in seen}
+            away[0].join()
+        return store
+
+    return train
+
+
+RUN = tiny_run(**{"train.steps": 1000, "evaluate.every": 500})
+RESOURCES = Resources(device="cpu", groups=1, checkpoint_every_s=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", [run_local, pytest.param(run_on_ray, marks=pytest.mark.thorough)])
+def test_sweeps_wait_for_the_object_store_and_go_on(train, executor):
+    store = train(executor, "first", away_s=8.0)
+    assert store.index.statuses() == {RUN.run_id: "finished"}
+    assert store.run(RUN.run_id).state["attempt"] == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("executor", "away_s"), [(run_local, 20.0), (run_local, 8.0), (run_on_ray, 75.0)])
+def test_the_object_store_dies_and_comes_back(train, monkeypatch, executor, away_s):
+    """A sweep that has waited for long ends with the reason, and the same command continues its run."""
+    if executor is run_local:
+        monkeypatch.setattr("cope_sweep.store.store.OUTAGE_S", 0.0)
+    with raises("unreachable_store"):
+        train(executor, "first", away_s)
+    store = train(executor, "second", away_s)
+    assert store.index.statuses() == {RUN.run_id: "finished"}
+    assert store.run(RUN.run_id).state["attempt"] == 2
+    assert store.run(RUN.run_id).fetch_checkpoint().is_dir()
