@@ -96,10 +96,12 @@ RESOURCES = Resources(device="cpu", groups=1, checkpoint_every_s=0.5)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", [run_local, pytest.param(run_on_ray, marks=pytest.mark.thorough)])
-def test_sweeps_wait_for_the_object_store_and_go_on(train, executor):
+def test_sweeps_wait_for_the_object_store_and_go_on(train, executor, tmp_path, monkeypatch):
     store = train(executor, "first", away_s=8.0)
     assert store.index.statuses() == {RUN.run_id: "finished"}
     assert store.run(RUN.run_id).state["attempt"] == 1
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "another machine"))
+    assert Store(store.location).run(RUN.run_id).fetch_checkpoint().is_dir()
 
 
 @pytest.mark.thorough

@@ -206,10 +206,13 @@ def test_a_run_that_is_pruned_is_deleted_for_good(on_machine):
     assert store.index.statuses() == {keep.run_id: "finished"}
 
 
-def test_errors_name_the_store_and_the_way_out(bucket_url):
+def test_errors_name_the_store_and_the_way_out(bucket_url, tmp_path):
     with raises("index_not_named", store=bucket_url):
         Store(bucket_url).index.statuses()
     with raises("unreachable_store", store="s3://none-of-these/x"):
         Store("s3://none-of-these/x", create=True)
+    (tmp_path / "file").write_bytes(b"x")
+    with raises("unreachable_store", store="s3://none-of-these/x"):
+        ObjectFolder("s3://none-of-these/x").upload(tmp_path / "file", "copy")
     with raises("unsupported_store", store="ftp://host/x"):
         Store("ftp://host/x")
