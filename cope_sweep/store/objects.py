@@ -71,7 +71,7 @@ class ObjectFolder:
                 return bytes(stream.read(size if size >= 0 else None))
 
         try:
-            return self._answer(read)
+            return self._ask(read)
         except FileNotFoundError:
             return None
 
@@ -82,7 +82,7 @@ class ObjectFolder:
             with self._files.open_output_stream(self._path(name)) as stream:
                 stream.write(content)
 
-        self._answer(write)
+        self._ask(write)
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a local file. Raises StoreError."""
@@ -92,37 +92,40 @@ class ObjectFolder:
             with path.open("rb") as file, self._files.open_output_stream(self._path(name)) as stream:
                 shutil.copyfileobj(file, stream, 1 << 20)
 
-        self._answer(copy)
+        self._ask(copy)
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object, if there is one, to a local file. Raises StoreError."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
         with contextlib.suppress(FileNotFoundError):
-            self._answer(lambda: copy_files(self._path(name), str(path), self._files, LocalFileSystem()))
+            self._ask(lambda: copy_files(self._path(name), str(path), self._files, LocalFileSystem()))
 
     def names(self, folder: str) -> list[str]:
         """The names directly below a folder, sorted; none if it does not exist. Raises StoreError."""
         from pyarrow.fs import FileSelector
 
         selector = FileSelector(self._path(folder), allow_not_found=True)
-        return sorted(info.base_name for info in self._answer(lambda: self._files.get_file_info(selector)))
+        return sorted(info.base_name for info in self._ask(lambda: self._files.get_file_info(selector)))
 
     def delete(self, name: str) -> None:
         """Delete an object, if there is one. Raises StoreError."""
         with contextlib.suppress(FileNotFoundError):
-            self._answer(lambda: self._files.delete_file(self._path(name)))
+            self._ask(lambda: self._files.delete_file(self._path(name)))
 
     def delete_folder(self, name: str) -> None:
         """Delete all objects below a name, if there are any. Raises StoreError."""
         with contextlib.suppress(FileNotFoundError):
-            self._answer(lambda: self._files.delete_dir(self._path(name)))
+            self._ask(lambda: self._files.delete_dir(self._path(name)))
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _answer(self, request: Callable[[], T]) -> T:
-        """What a request returns. Raises FileNotFoundError: there is no such object; StoreUnreachable."""
+    def _ask(self, request: Callable[[], T]) -> T:
+        """The result of a request, which is repeated while `patience_s` lasts.
+
+        Raises FileNotFoundError: there is no such object; StoreUnreachable.
+        """
         began_s = time.monotonic()
         is_noted = False
         while True:
@@ -136,7 +139,7 @@ class ObjectFolder:
                 if is_local or time.monotonic() - began_s >= self.patience_s:
                     raise StoreUnreachable(f"the store {self.url}: {reason}", store=self.url) from error
             if not is_noted:
-                log.warning("the store %s does not answer: waiting for %g s (%s)", self.url, self.patience_s, reason)
+                log.warning("the store %s does not answer: waiting up to %g s (%s)", self.url, self.patience_s, reason)
                 is_noted = True
             time.sleep(RETRY_INTERVAL_S)
 

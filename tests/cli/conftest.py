@@ -39,6 +39,20 @@ TINY = textwrap.dedent("""\
 COMMAND = get_command(app)
 """The command line. Typer makes it from the functions for every call, which takes longer than most tests."""
 
+COMMANDS = """
+import sys
+from cope_sweep.cli import main
+
+for line in sys.argv.pop().split(","):
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+    print(end="\\x1e", flush=True)
+"""
+"""Calls commands one after another in one process, and prints a separator after each."""
+
 
 class Shell:
     """Calls `cope-sweep` in a folder of its own, which has the ablation `tiny`."""

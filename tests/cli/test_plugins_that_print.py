@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.cli.conftest import COMMANDS, TINY, Shell
+
 PLUGIN = """
 import os
 import sys
@@ -30,25 +32,10 @@ class Loud(RoPE):
 
 print("registered", flush=True)
 """
-COMMANDS = """
-import sys
-from cope_sweep.cli import main
-
-for line in sys.argv.pop().split(","):
-    sys.argv[1:] = line.split()
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, line
-    print(end="\\x1e", flush=True)
-"""
-"""Calls commands one after another in one process, and prints a separator after each."""
 
 
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory):
-    from tests.cli.conftest import TINY, Shell
-
     shell = Shell(tmp_path_factory.mktemp("loud"))
     (shell.folder / "loud_plugin.py").write_text(PLUGIN)
     shell.environment["COPE_SWEEP_PLUGINS"] = "loud_plugin"

@@ -21,7 +21,7 @@ from cope_sweep.config.estimate import RAY_START_S
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store, SweepRun
 from cope_sweep.store.index.tables import runs
-from tests.cli.conftest import TINY
+from tests.cli.conftest import COMMANDS, TINY
 from tests.helpers.finished_runs import fail, finish
 from tests.helpers.sweeps import begin, end, write_sweep
 from tests.helpers.tiny import tiny_run
@@ -117,18 +117,7 @@ def test_a_plan_that_is_finished_has_no_estimate(stored):
 def test_the_commands_import_no_heavy_package(stored):
     """torch takes seconds to import, pandas and mlflow half of one."""
     heavy = ("torch", "pandas", "pyarrow", "matplotlib", "mlflow", "ray", "scipy")
-    code = """
-import sys
-from cope_sweep.cli import main
-
-for line in sys.argv.pop().split(","):
-    sys.argv[1:] = line.split()
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, line
-sys.stderr.write(" ".join(sys.modules))
-"""
+    code = COMMANDS + 'sys.stderr.write(" ".join(sys.modules))'
     for lines, unused in (
         ("--help,figure --help", (*heavy, "numpy", "sqlalchemy", "cope_sweep.config")),
         ("list,status,status tiny,plan tiny,runs,table tiny", heavy),
