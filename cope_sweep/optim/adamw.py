@@ -34,7 +34,7 @@ class AdamW(Optimizer):
 
 def build_adamw(parameters: NamedParameters, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """AdamW with two groups: the parameters with weight decay, then those without."""
-    import torch
+    from cope_sweep.optim import uncompiled
 
     decayed = [value for name, value in parameters.items() if is_decayed(name, tuple(value.shape))]
     exempt = [value for name, value in parameters.items() if not is_decayed(name, tuple(value.shape))]
@@ -42,4 +42,4 @@ def build_adamw(parameters: NamedParameters, settings: OptimizerSettings) -> tor
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": exempt, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    return uncompiled.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)

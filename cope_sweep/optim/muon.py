@@ -50,11 +50,11 @@ class Muon(Optimizer):
     )
 
     def build(self, parameters: NamedParameters, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
-        import torch
+        from cope_sweep.optim import uncompiled
 
         matrices = {name: value for name, value in parameters.items() if is_hidden_matrix(name, tuple(value.shape))}
         rest = {name: value for name, value in parameters.items() if name not in matrices}
-        muon = torch.optim.Muon(
+        muon = uncompiled.Muon(
             list(matrices.values()),
             lr=settings.lr if self.lr is None else self.lr,
             weight_decay=settings.weight_decay,

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model.checkpoint import distinct, read_tensors
+from cope_sweep.optim import uncompiled
 from cope_sweep.store import AttemptWriter
 from cope_sweep.train.trainer import Trainer
 
@@ -127,7 +128,7 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         states = _optimizer_states(tensors | json.loads(metadata.get("optimizer_values", "{}")))
         for number, optimizer in enumerate(trainer.optimizers):
             # Not `optimizer.state_dict()`: one whose state is divided among workers has to collect it first.
-            groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
+            groups = uncompiled.state_dict(optimizer)["param_groups"]
             optimizer.load_state_dict({"param_groups": groups, "state": states[number]})
         trainer.losses = list(tensors.get("losses", ()))
         trainer.step = int(metadata["step"])
