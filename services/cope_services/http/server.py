@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 
 import uvicorn
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from starlette.types import ASGIApp
 
 from cope_services.http.access import KeysFile, is_loopback, is_wildcard
@@ -53,6 +55,8 @@ def serve(settings: Settings) -> int:
         if settings.access_log:
             _log_requests()
         sys.setswitchinterval(SWITCH_S)
+        # FastAPI ignores this one while it makes routes. Models that pydantic compiles at their first use warn later.
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         run_until_signal(create_app(settings), listener)
     return 0
 

@@ -20,6 +20,7 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
         assert client.get("/health/ready").json() == {"status": "ready"}
         assert [a["name"] for a in client.get("/api/v1/ablations").json()] == ["broken", "tiny"]
         assert client.get("/api/v1/ablations/tiny/table?format=markdown").text.startswith("| position")
+        assert client.get("/api/v1/runs").json()["total"] > 0
         maps = Path(f"/proc/{server.pid}/maps")
         if maps.exists():
             assert "libtorch" not in maps.read_text()
