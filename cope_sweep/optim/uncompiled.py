@@ -10,6 +10,7 @@ import inspect
 import torch
 
 state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+"""The method of torch.optim.Optimizer, also for an optimiser whose own one needs the state of other workers."""
 
 
 class _Uncompiled:
