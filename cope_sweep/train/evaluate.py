@@ -24,6 +24,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.config.run import POSITION_PERPLEXITY
 from cope_sweep.model import Transformer, next_token_loss, perplexity
 from cope_sweep.tasks import IGNORED, Batch, Task
+from cope_sweep.tasks.base import BLOCK
 from cope_sweep.train.batches import in_parts, own_range, own_sequences, to_device
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.workers import sum_over_workers
@@ -35,7 +36,8 @@ METRICS: dict[str, Callable[[Sums], float]] = {
     # Cross-entropy: nats per target.
     "loss": lambda sums: _ratio(sums, "nats", "targets"),
     "perplexity": lambda sums: perplexity(_ratio(sums, "nats", "targets")),
-    "word_perplexity": lambda sums: perplexity(_ratio(sums, "nats", "words")),
+    # A text without spaces has a word per line, and e to the power of a line's nats may exceed the largest float.
+    "word_perplexity": lambda sums: math.exp(_ratio(sums, "nats", "words")),
     "bits_per_byte": lambda sums: _ratio(sums, "nats", "bytes") / math.log(2),
     # Wrong answers, in percent.
     "token_error": lambda sums: 100 * _ratio(sums, "wrong_answers", "answers"),
@@ -55,7 +57,8 @@ METRICS: dict[str, Callable[[Sums], float]] = {
 }
 """The function of the sums that computes each metric. A task's partial errors have `100 * wrong / counted`.
 
-It raises ZeroDivisionError where nothing is counted.
+It raises ZeroDivisionError where nothing is counted, OverflowError where the value is too large for one that says
+whether training diverged; `perplexity`, which says it, is then infinite.
 """
 
 
@@ -139,10 +142,10 @@ class EvaluationSums:
 
 
 def metrics(sums: Sums, names: Iterable[str]) -> dict[str, float]:
-    """The metrics with these names, without those that count nothing. An overflow gives infinity."""
+    """The metrics with these names, without those that count nothing or cannot be represented (`METRICS`)."""
     measured = {}
     for name in names:
-        with suppress(ZeroDivisionError):
+        with suppress(ZeroDivisionError, OverflowError):
             measured[name] = METRICS[name](sums) if name in METRICS else _partial_error(sums, name)
     return measured
 
@@ -288,7 +291,8 @@ class Evaluator:
         """
         task, runtime = self._spec.task.longer(times), self._runtime
         at_once = max(1, runtime.at_once(self._spec.train.batch) // times)
-        size, split = at_once * runtime.world_size, task.TESTS[0]
+        # Tasks generate whole blocks: asked for fewer sequences, they would generate the same block again and again.
+        size, split = max(at_once, BLOCK) * runtime.world_size, task.TESTS[0]
         counts = ((start, min(size, sequences - start)) for start in range(0, sequences, size))
         own = (own_sequences(task, split, TEST_SEED, start, count, runtime) for start, count in counts)
         names = [name for name in task.metrics(split) if "@" not in name]

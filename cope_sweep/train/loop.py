@@ -258,6 +258,10 @@ class RunReporter:
         if self._files:
             self._files.log({"step": self.step, **metrics})
 
+    def forget_evaluations(self) -> None:
+        """Drop what was measured on test sets: the result has the final evaluation, and nothing of an earlier one."""
+        self.metrics = {name: value for name, value in self.metrics.items() if name.startswith("train/")}
+
     def warn(self, warning: str, measured: str) -> None:
         """Warn in the run's log, with what was measured there, and in all further events."""
         self.warnings += (warning,)
@@ -442,6 +446,7 @@ class TrainingLoop:
     def _evaluate_finally(self) -> str:
         """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
         sequences = self.run.evaluate.final_sequences
+        self.reporter.forget_evaluations()
         self._log_evaluation(self.trainer.evaluate(sequences))
         left_out = [self._evaluate_other_lengths()]
         for variant in self.run.evaluate.variants:

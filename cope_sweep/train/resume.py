@@ -5,7 +5,7 @@
     losses                                      losses that were not reported yet
 
 The metadata hold the step, the run id, notes of the caller (JSON), state values that are not tensors, and a CRC-32 of
-all that: a disk may return other bytes than were written. Older files have no checksum; they can be loaded.
+all that: a disk may return other bytes than were written.
 
 The checkpoint of a finished model is another file, see `cope_sweep.model.checkpoint`.
 """
@@ -33,6 +33,7 @@ from cope_sweep.model.checkpoint import distinct, read_tensors
 from cope_sweep.optim import uncompiled
 from cope_sweep.store import AttemptWriter
 from cope_sweep.train.trainer import Trainer
+from cope_sweep.train.workers import place_steps
 
 OptimizerState = dict[int, dict[str, Any]]
 """A torch optimiser's state by parameter index and name."""
@@ -107,7 +108,7 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         checksum = metadata.pop("crc32", None)
-        if checksum not in (None, _checksum(tensors, metadata)):
+        if checksum != _checksum(tensors, metadata):
             raise CheckpointError(
                 f"{path}: damaged: its content does not match its checksum {checksum}",
                 code="wrong_checksum",
@@ -125,14 +126,15 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]
         trainer.model.load_state_dict(model)
-        states = _optimizer_states(tensors | json.loads(metadata.get("optimizer_values", "{}")))
+        states = _optimizer_states(tensors | json.loads(metadata["optimizer_values"]))
         for number, optimizer in enumerate(trainer.optimizers):
             # Not `optimizer.state_dict()`: one whose state is divided among workers has to collect it first.
             groups = uncompiled.state_dict(optimizer)["param_groups"]
             optimizer.load_state_dict({"param_groups": groups, "state": states[number]})
+            place_steps(optimizer)
         trainer.losses = list(tensors.get("losses", ()))
         trainer.step = int(metadata["step"])
-        notes: dict[str, Any] = json.loads(metadata.get("notes", "{}"))
+        notes: dict[str, Any] = json.loads(metadata["notes"])
     except (RuntimeError, KeyError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: does not fit run {trainer.spec.run_id} ({error})",

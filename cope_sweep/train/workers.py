@@ -106,6 +106,21 @@ def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
 
 
+def place_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Move the counts of steps to their parameters' device, where fused and capturable updates need them.
+
+    `ZeroRedundancyOptimizer.load_state_dict` moves them to the CPU (pytorch issue 124133).
+    """
+    divided = getattr(optimizer, "optim", optimizer)
+    for group in divided.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            continue
+        for parameter in group["params"]:
+            state = divided.state.get(parameter, {})
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(parameter.device)
+
+
 def collect_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Send the state to rank 0, whose `state_dict` is then whole. Every rank has to call this."""
     for optimizer in optimizers:

@@ -7,6 +7,7 @@ import torch
 
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
+from cope_sweep.tasks.flip_flop import FlipFlop
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import METRICS, EvaluatedPart, EvaluationSums, Evaluator, Predictions, f1_sums, metrics
 from tests.helpers.tiny import tiny_run
@@ -140,6 +141,8 @@ def test_an_overflow_is_infinite_and_a_metric_that_counts_nothing_is_left_out():
     assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
     assert metrics({}, [*METRICS, "last_error"]) == {}
     assert metrics({"nats": 2.0, "targets": 1, "answers": 0}, ["token_error", "loss"]) == {"loss": 2}
+    # A text without spaces: few words, in training that does not diverge.
+    assert metrics({"nats": 7000.0, "targets": 1000, "words": 7}, ["word_perplexity", "loss"]) == {"loss": 7}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,20 @@ def test_longer_sequences_are_those_of_the_longer_task(batch):
     assert set(measured) <= set(trainer.spec.metrics)
     for name, value in measured.items():
         assert value == pytest.approx(expected[name.removesuffix("@3x")], rel=1e-5)
+
+
+def test_longer_sequences_are_generated_once(monkeypatch):
+    generated = []
+
+    def generate(task, split, generator, count):
+        generated.append(count)
+        return original(task, split, generator, count)
+
+    original = FlipFlop.generate
+    monkeypatch.setattr(FlipFlop, "generate", generate)
+    run = tiny_run(task={"kind": "flip_flop", "pairs": 4}, **{"evaluate.lengths": [2], "train.batch": 4})
+    Trainer(run, Runtime()).evaluator.evaluate_longer(2, 96)
+    assert generated == [64, 64]
 
 
 @pytest.mark.parametrize("batch", [3, 5, 64])

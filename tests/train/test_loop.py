@@ -72,6 +72,19 @@ def test_longer_sequences_are_measured_or_the_facts_say_why_not(store, position)
     assert ("contexts_left_out" in facts) == (position == "absolute")
 
 
+def test_a_result_has_nothing_of_an_earlier_evaluation(store):
+    """The last one has one sequence, and so fewer distances of brackets than those before it."""
+    task = {"kind": "dyck", "brackets": 16, "longer_brackets": 64, "depth": 2, "deeper_depth": 3}
+    evaluate = {"evaluate.every": 2, "evaluate.sequences": 32, "evaluate.final_sequences": 1}
+    run = tiny_run(task=task, **{"train.steps": 3} | evaluate)
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
+    middle, last = (set(row) for row in store.run(run.run_id).curve() if "deeper/loss" in row)
+    assert middle - last
+    metrics = store.run(run.run_id).result["metrics"]
+    assert {name for name in metrics if not name.startswith("train/")} == last - {"step"}
+    assert "train/loss" in metrics
+
+
 def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text):
     """Weights and metrics of the run itself are those without the variant; the variant's are those of a capped run."""
     # At a high rate, the embeddings become so large that a distance without one is seen in the perplexity.

@@ -7,6 +7,7 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from cope_sweep.errors import CheckpointError
 from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
+from cope_sweep.train.workers import place_steps
 from tests.helpers import s3
 from tests.helpers.object_stores import object_server  # noqa: F401 - a fixture
 from tests.helpers.tiny import tiny_run
@@ -301,6 +303,18 @@ def test_each_worker_keeps_the_state_of_a_part_of_the_parameters(ranks):
 def test_a_divided_muon_updates_like_a_whole_one(ranks):
     for (_, whole, _), (_, divided, _) in ((rank["muon"], rank["muon, divided"]) for rank in ranks):
         assert all(torch.equal(value, divided[name]) for name, value in whole.items())
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
+def test_counts_of_steps_are_where_the_update_needs_them(fused, device):
+    """A `ZeroRedundancyOptimizer` has put them on the CPU; here "meta" stands for a GPU."""
+    parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    optimizer.param_groups[0]["fused"] = fused
+    optimizer.state[parameter] = {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}
+    place_steps(SimpleNamespace(optim=optimizer))
+    assert optimizer.state[parameter]["step"].device.type == device
+    assert optimizer.state[parameter]["exp_avg"].device.type == "cpu"
 
 
 def test_a_divided_state_is_saved_whole_and_resumed_to_the_bit(ranks, folder):
