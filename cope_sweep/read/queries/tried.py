@@ -18,6 +18,7 @@ from cope_sweep.read.numbers import MISSING, significant
 from cope_sweep.read.tables.stats import finite, summarise
 from cope_sweep.records import RunRecord
 from cope_sweep.store import QueryError, RunQuery, Store
+from cope_sweep.store.index.tables import SECTIONS
 
 PAGE = 1000
 """Runs that are read at once."""
@@ -33,6 +34,13 @@ def tried(store: Store, question: ListTried) -> Tried:
     """The answer. Raises QueryError for a key that no run has, an invalid condition, and too many runs."""
     key, wanted = _values(question.values)
     records = _matching(store, key, wanted, tuple(map(parse_filter, question.filter)))
+    if key != "seed" and (key.partition(".")[0] not in SECTIONS or "/" in key):
+        raise QueryError(
+            f"{key!r} is not a setting of runs, whose values could be compared; write a key of their configuration, as "
+            f"in model.position, and then {key!r} as a condition",
+            code="not_a_setting",
+            key=key,
+        )
     specs = _completed(store.index.specs(records))
     metric, metrics = _metric(records.values(), question.metric)
     labels = _labels(key, specs)

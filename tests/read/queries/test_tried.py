@@ -110,5 +110,8 @@ def test_what_cannot_be_answered(store, tried):
             ask(store, text)
     with raises("unknown_key"):
         ask(store, "model.positon=cope")
+    for key in ("tags.row", ERROR, "status"):  # of a condition, and nothing that was varied
+        with raises("not_a_setting", key=key):
+            ask(store, key)
     with raises("invalid_condition", condition="x"):
         ask(store, "model.position=cope", filter=["x"])
