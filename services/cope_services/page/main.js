@@ -44,14 +44,22 @@ function report(error) {
   if (!open.drawn) showError(error);
 }
 
+/** Write into the header what screen readers need not say: it changes every few seconds. */
+function note(text) {
+  live.className = "";
+  replace(live, h("span", { "aria-hidden": "true" }, text));
+}
+
+const ERRORS = { 401: "This server requires an API key", 404: "Not found" }; // status → title
+
 function showError(error) {
+  const title = ERRORS[error.status] ?? "This view cannot be shown";
+  document.title = `${title} · cope-sweep`;
   open.root.classList.add("unshown");
   replace(
     message,
     h("div", { class: "error", role: "alert" },
-      h("h1", {},
-        error.status === 404 ? "Not found" : error.status === 401 ? "This server requires an API key" : "This view cannot be shown",
-      ),
+      h("h1", {}, title),
       h("p", {},
         error instanceof Unreachable
           ? marked(`${error.message} It may have stopped; start it with \`cope-sweep serve\`. This page tries again by itself.`)
@@ -73,8 +81,7 @@ async function refresh() {
   open.drawn = true;
   open.root.classList.remove("unshown");
   replace(message);
-  live.className = "";
-  live.textContent = `updated ${new Date().toLocaleTimeString("en-GB")}`;
+  note(`updated ${new Date().toLocaleTimeString("en-GB")}`);
   document.title = `${view.title()} · cope-sweep`;
 }
 
@@ -82,6 +89,7 @@ function show() {
   const { path } = current();
   const at = path.join("/");
   if (open?.at === at) {
+    note("Loading …"); // until then, what is shown may be of the address before
     open.poller.now();
     return;
   }
@@ -96,7 +104,8 @@ function show() {
   replace(message, empty("Loading …"));
   byId("main").replaceChildren(root, message);
   for (const each of document.querySelectorAll("header nav a")) {
-    each.toggleAttribute("aria-current", each.hash === `#/${name}`);
+    if (each.hash === `#/${name}`) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
   }
   open = { at, view, root, drawn: false };
   live.textContent = "";

@@ -117,6 +117,7 @@ def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visi
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
+    assert "compare=Absolute" in next(url for url in visitor.requests if "format=latex" in url)  # as it is shown
     assert page.get_by_role("link", name="Compare these runs").get_attribute("href") == (
         f"#/runs?ids={short_ids(site.sample.ids[0])}&sel={short_ids(site.sample.ids[0])}"
     )
@@ -141,7 +142,7 @@ def test_a_table_shows_the_texts_of_the_service(visitor: Visitor) -> None:
         cell["text"], cell["mostly_stuck"] = "-7.125 ± 0.0625", False
         cell["published"] = {"text": "8.0000", "value": 1.0, "std": None, "seeds": None, "source": "Table 1"}
         for value in cell["values"]:
-            value["text"] = "-9.03125"
+            value |= {"text": "-9.03125", "stuck": False}
         route.fulfill(response=answer, json=table)
 
     visitor.page.route("**/ablations/tiny/table?*", with_other_texts)
@@ -158,6 +159,10 @@ def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Vis
         for row in table["rows"]:
             for cell in row["metrics"].values():
                 cell["mostly_stuck"] = row["row"] == "Absolute"
+                cell["values"] = [value | {"stuck": True} for value in cell["values"]]
+                if row["row"] == "CoPE":
+                    cell["values"] += [value | {"stuck": False} for value in cell["values"] * 2]
+                    cell["n"] = len(cell["values"])
         route.fulfill(response=answer, json=table)
 
     def with_many_rows(route: Route) -> None:
@@ -170,9 +175,9 @@ def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Vis
     visitor.page.route("**/ablations/tiny/table?*", with_stuck_seeds)
     visitor.page.route("**/ablations/tiny/curves?*", with_many_rows)
     page = visitor.open("ablations/tiny", ".uplot canvas")
-    marked = page.locator(".results tr", has=page.locator(".mark"))
-    assert [row.split()[0] for row in marked.all_inner_texts()] == ["Absolute"]
-    assert page.get_by_text("Most seeds are stuck").is_visible()
+    marks = {name: page.locator(".results tr", has_text=name).locator(".mark").first for name in ("Absolute", "CoPE")}
+    assert {name: mark.inner_text() for name, mark in marks.items()} == {"Absolute": "†", "CoPE": "1/3†"}
+    assert page.get_by_text("most seeds are stuck").is_visible()
     drawn = page.locator(".legend button[aria-pressed='true']").all_inner_texts()
     assert len([name for name in drawn if not name.startswith("waiting")]) == len(drawn) == 12
     assert page.get_by_text("The first 12 of 20 rows with curves are drawn").is_visible()

@@ -158,6 +158,9 @@ def test_what_was_tried_is_asked_on_home_and_answered_from_all_ablations(visitor
     page.locator(".view-tried .ask input").fill("model.position=cope train.steps=7")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="the first 20 of 35 runs").wait_for()
+    page.locator(".view-tried .ask input").fill("model.position=cope tags.row=CoPE, not here")  # one condition
+    page.keyboard.press("Enter")
+    page.get_by_text("No run matches.").wait_for()
     page.locator(".view-tried .ask input").fill("model.positon=cope")
     page.keyboard.press("Enter")
     page.get_by_role("alert").get_by_text("similar keys: model.position").wait_for()

@@ -179,6 +179,10 @@ def test_a_view_is_drawn_when_an_error_has_passed(visitor: Visitor) -> None:
 
 
 def test_an_address_without_a_view_is_not_found(visitor: Visitor) -> None:
+    page = visitor.open("sweeps", ".view-sweeps table")
+    assert page.locator("header [aria-current=page]").all_inner_texts() == ["Sweeps"]
+    page.evaluate("() => { location.hash = '#/ablations/nope'; }")
+    page.wait_for_function("() => document.title === 'Not found · cope-sweep'")
     for address in ("runs/%", "%", "constructor"):
         page = visitor.open(address, ".error")
         assert page.locator(".error h1").inner_text() == "Not found"

@@ -78,6 +78,39 @@ def test_the_playground_chooses_checkpoints_of_one_task_and_its_help_is_of_that_
     page.wait_for_function("() => !document.getElementById('text-help').innerText.includes('>')")
 
 
+def test_the_playground_drops_answers_to_older_choices(visitor: Visitor, site: Site) -> None:
+    cope, absolute = site.sample.ids[:2]
+    page = visitor.open(f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas")
+    checkpoint = page.locator("select[data-key=checkpoint]")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    def answer() -> None:
+        """Let the page have the held answer, and draw it."""
+        with page.expect_response(held[-1].request.url):
+            held[-1].continue_()
+        page.wait_for_timeout(200)
+
+    page.route(f"**/runs/{absolute}/probe", hold)
+    with page.expect_request(f"**/runs/{absolute}/probe"):
+        checkpoint.select_option(absolute)
+    checkpoint.select_option(cope)
+    answer()
+    assert checkpoint.input_value() == cope
+    assert page.locator(".strip .key.query").first.get_attribute("aria-label").startswith(">: gate ")
+
+    page.route("**/ablations/tiny/table?*", hold)
+    with page.expect_request("**/ablations/tiny/table?*"):
+        page.goto("about:blank")
+        page.goto(f"{visitor.origin}/#/playground?ablation=tiny")
+    page.evaluate("() => { location.hash = '#/sweeps'; }")
+    page.locator(".view-sweeps table").wait_for()
+    answer()
+    assert page.url.endswith("#/sweeps")
+
+
 def test_the_playground_says_when_an_ablation_has_no_checkpoint(visitor: Visitor) -> None:
     page = visitor.open("playground?ablation=curves&scale=small", ".checkpoints input:checked")
     assert page.get_by_text("curves has no checkpoint here; these are of tiny.").is_visible()

@@ -113,7 +113,7 @@ def test_a_sweep_shows_the_curves_of_the_loss_and_of_the_primary_metric(visitor:
     end_sweep(store, record, "interrupted")
     titles = [each.split("\n")[0] for each in page.locator(".multiples figcaption").all_inner_texts()]
     assert titles == ["train/loss", "In-dist. (%)"]
-    assert page.locator(".legend button").all_inner_texts() == ["CoPE", "Absolute", "RoPE"]
+    assert page.locator(".legend .entry").all_inner_texts() == ["CoPE", "Absolute", "RoPE"]
 
 
 def test_a_sweep_shows_no_curves_of_other_runs_of_its_rows(visitor: Visitor, site: Site) -> None:
@@ -122,7 +122,7 @@ def test_a_sweep_shows_no_curves_of_other_runs_of_its_rows(visitor: Visitor, sit
     earlier = absolute.model_copy(update={"run_id": "0123456789abcdef"})
     record = end_sweep(site.sample.store, write_sweep(site.sample.store, site.curves, runs=[cope, earlier]))
     page = visitor.open(f"sweeps/{record.sweep_id}", "section:has(#curves) .uplot canvas")
-    assert page.locator(".legend button").all_inner_texts() == ["CoPE"]
+    assert page.locator(".legend .entry").all_inner_texts() == ["CoPE"]
 
 
 def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:

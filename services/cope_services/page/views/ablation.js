@@ -80,19 +80,20 @@ function runsTab(detail, { scale, sets }) {
     h("span", { class: "dots" }, runs.map((run) => dot(run, `${row}, seed ${run.seed}`))),
     `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`,
   ]);
-  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale, set: sets }) }, "All of them in the table of runs");
+  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale, set: sets }) }, "Runs that have started");
   return [
     h("h2", { class: "hidden" }, "Runs"),
-    h("p", {}, all, ", where they can be filtered and compared."),
+    h("p", {}, all, " can be filtered and compared in the table of runs."),
     h("p", { class: "note statuses" }, STATUSES.map(badge)),
     table("Runs by row", ["row", "runs, by seed", ["finished", "number"]], rows),
   ];
 }
 
-function downloads(name, { scale, sets }, committed) {
+/** Buttons that save the table, compared as it is shown: `against` a row, or "" for nothing. */
+function downloads(name, { scale, sets }, against, committed) {
   const save = (format, suffix, extra) => () =>
     download(
-      at(["ablations", name, "table"], { format, scale, set: sets, committed, ...extra }),
+      at(["ablations", name, "table"], { format, scale, set: sets, compare: extra?.runs ? null : against, committed, ...extra }),
       `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
     );
   return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
@@ -124,7 +125,7 @@ export function ablation(name) {
     });
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
     part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      drawTable({ ...loaded, chosen, params, downloads: downloads(name, size, committed), detail, committed }),
+      drawTable({ ...loaded, chosen, params, downloads: downloads(name, size, loaded.against, committed), detail, committed }),
     );
     const found = await get(at("claims", { ablation: name, scale, set: sets, committed }));
     part("claims", JSON.stringify(found), () => replace(claims, claimsSection(found)));

@@ -70,7 +70,8 @@ function controlsOf(metrics, shown, { by, log, smoothing, spread }, { seeds, tim
 
 /** A line of the legend: the colour and dash of a row, and its name. */
 function entry(name, { colour, dash }, { shown, onclick }) {
-  return h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
+  const button = { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick };
+  return h(onclick ? "button" : "span", { class: "entry", ...(onclick && button) },
     h("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
       h("path", { d: "M0 4H26", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") || null }),
     ),

@@ -132,6 +132,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
   const state = { run: runs[0], layer: null, query: null, which: "gates" };
   const [controls, strips, matrices] = [h("div", { class: "bar controls" }), h("div"), h("div", { class: "matrices" })];
   const kinds = h("div", { class: "bar" });
+  let newest = 0; // the number of the newest choice
 
   async function ask() {
     const { run, layer } = state;
@@ -187,16 +188,19 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     pick(state.query);
   }
 
+  /** Ask with these changes, and draw the answer; that of an older choice is dropped. */
   async function load(changes) {
     Object.assign(state, changes);
+    const mine = (newest += 1);
     try {
       const answer = await ask();
+      if (mine !== newest) return;
       const found = shownHeads(answer);
       const pick = drawHeads(found, answer.labels);
       drawControls(answer.labels, pick);
       if (!found.length) replace(strips, empty("No head here has gates or attention to show."));
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || mine !== newest) return;
       if (isTooLarge(error) && state.layer === null) await load({ layer: 0 });
       else replace(strips, h("p", { class: "bad" }, error.message));
     }

@@ -131,7 +131,7 @@ export function playground() {
     } catch (error) {
       if (signal.aborted) return;
       const busy = error.status === 429 && h("p", {}, "The server is busy. Try again in a moment.");
-      replace(results, h("div", { class: "error", role: "alert" }, h("p", {}, error.message), busy));
+      replace(results, h("div", { class: "error", role: "alert" }, h("p", {}, marked(error.message)), busy));
     }
   }
 
@@ -141,9 +141,11 @@ export function playground() {
     title: () => "Playground",
     close: () => controller?.abort(),
     async refresh(params) {
+      const address = location.hash;
       await loadRuns(chosenIds()).catch(() => {}); // an unknown id is reported by the measurement
       let chosen = chosenIds();
       const found = await loadChoice(params, runs.get(chosen[0]));
+      if (location.hash !== address) return; // it is read again; what follows may change it
       if (!params.has("run") && found.rows.length) {
         const sameTask = found.rows.filter(({ task }) => task === found.rows[0].task);
         chosen = sameTask.slice(0, DEFAULT_ROWS).map((row) => row.runs[0].run_id);

@@ -60,7 +60,8 @@ function cell(row, metric, context) {
   const paper = found.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
-  const mark = found.mostly_stuck && h("sup", { class: "mark", title: STUCK }, "†");
+  const stuck = found.values.filter((each) => each.stuck).length;
+  const mark = stuck > 0 && h("sup", { class: "mark", title: STUCK }, found.mostly_stuck ? "†" : `${stuck}/${found.n}†`);
   const content = [
     withSpread(found.text, widths.get(metric.name)),
     mark,
@@ -124,7 +125,8 @@ export function groupsOf({ rows, axes }, against) {
   return groups ? labels.map((label) => [label, rows.filter((row) => row.labels[first] === label)]) : [[null, rows]];
 }
 
-const STUCK = "† Most seeds are stuck: they make at least 85 % of the errors of a simple rule that does not solve the task.";
+const STUCK_SEED = "A stuck seed makes at least 85 % of the errors of a simple rule that does not solve the task.";
+const STUCK = `†: most seeds are stuck; 2/14†: 2 of 14. ${STUCK_SEED}`;
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
@@ -141,11 +143,11 @@ function runsOfCell(row, metric, width) {
               h("a", { href: link(["runs", each.run_id]), "data-key": `run ${each.run_id}` }, `seed ${each.seed}`),
               " ",
               h("span", { class: "mono" }, withMinus(each.text)),
-              each.stuck ? h("span", { class: "verdict bad" }, "stuck") : null,
+              each.stuck && [" ", h("span", { class: "verdict bad" }, "stuck")],
             ),
           ),
         ),
-        stuck ? h("p", { class: "note" }, "Stuck: the run makes at least 85 % of the errors of a simple rule that does not solve the task.") : null,
+        stuck && h("p", { class: "note" }, STUCK_SEED),
         comparison && h("p", {}, comparisonText(comparison)),
         h("p", {},
           h("a", { href: link(["runs"], { ids: shortIds(ids), sel: shortIds(ids) }) }, "Compare these runs"),
@@ -179,12 +181,12 @@ function sorted(rows, metrics, params) {
 export const bestFirst = (rows, metrics) => sorted(rows, metrics, new URLSearchParams());
 
 /** A header that sorts: ascending, descending, best first. */
-function heading(key, text, params, attributes = {}) {
+function heading(key, text, params, group, attributes) {
   const own = params.get("sort") === key;
   const descending = own && params.get("order") === "desc";
   const next = !own ? { sort: key, order: null } : descending ? { sort: null, order: null } : { sort: key, order: "desc" };
   return h("th", { scope: "col", "aria-sort": own ? (descending ? "descending" : "ascending") : null, ...attributes },
-    h("button", { type: "button", class: "sort", "data-key": `sort ${key}`, onclick: () => change(next) }, text),
+    h("button", { type: "button", class: "sort", "data-key": ["sort", group, key].filter(Boolean).join(" "), onclick: () => change(next) }, text),
   );
 }
 
@@ -241,7 +243,7 @@ function groupTable(label, rows, context) {
       h("thead", {},
         h("tr", {},
           !committed && h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
-          columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
+          columns.map(([key, text, attributes]) => heading(key, text, params, label, attributes)),
         ),
       ),
       h("tbody", {}, body),
@@ -294,7 +296,7 @@ export function resultsTable(container) {
     replace(notes,
       [
         `Mean ± standard deviation over seeds. ${goals(table.metrics)} Stronger colour: better in its column; grey: not learned.${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Select rows to draw only their curves."}`,
-        table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
+        table.rows.some((row) => Object.values(row.metrics).some((each) => each.values.some((value) => value.stuck))) && STUCK,
         canPaper && table.scaled.length > 0 &&
           "The paper's numbers are of models and training of another size, so only the order of rows is compared with the paper's.",
         table.scaled.length ? `These runs have other values of ${table.scaled.join(", ")} than the file without a scale or --set.` : null,

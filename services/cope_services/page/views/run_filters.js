@@ -3,22 +3,32 @@
 import { checkbox, h, select } from "../dom.js";
 import { plural } from "../format.js";
 import { change, idsIn, toggled } from "../route.js";
-import { STATUSES } from "../status.js";
+import { askedSize, scaleName, scaleOptions, STATUSES } from "../status.js";
 
 const EXAMPLES = "model.layers>=4, in_dist/loss<0.5";
+/** The commas between conditions: a key and an operator follow. Values may have commas, too: train.betas=0.9,0.999. */
+const BETWEEN = /,(?=\s*[^\s,=!<>]+\s*[=!<>])/;
 const LISTS = ["filter", "ids", "sweep", "scale", "set"]; // parameters that are shown as chips
 
-/** [parameter, text, what remains without it] of each condition. */
-function chips(params) {
-  return LISTS.flatMap((name) => {
+/** [parameter, text, what remains without it] of each condition that no other control shows. */
+function chips(params, hasScales) {
+  return LISTS.filter((name) => name !== "scale" || !hasScales).flatMap((name) => {
     const values = params.getAll(name);
     if (name === "ids") return values.length ? [[name, plural(idsIn(params, name).length, "given run"), []]] : [];
     return values.map((each) => [name, name === "filter" ? each : `${name} ${each}`, values.filter((other) => other !== each)]);
   });
 }
 
-/** The status, the ablation, a new condition, and those that hold. */
+/** Show the runs of an ablation, at the scale and with the values at which it has most. */
+function chooseAblation(ablation) {
+  const { scale, sets } = ablation ? askedSize(new URLSearchParams(), ablation) : { scale: "", sets: [] };
+  change({ ablation: ablation?.name, scale, set: sets });
+}
+
+/** The status, the ablation with its scale, a new condition, and those that hold. */
 export function filters(params, ablations) {
+  const chosen = ablations.find(({ name }) => name === params.get("ablation"));
+  const hasScales = chosen?.scales.length > 0;
   const condition = h("input", {
     id: "condition",
     type: "text",
@@ -30,7 +40,7 @@ export function filters(params, ablations) {
   const add = (event) => {
     event.preventDefault();
     const conditions = condition.value
-      .split(",")
+      .split(BETWEEN)
       .map((each) => each.trim())
       .filter(Boolean);
     change({ filter: [...params.getAll("filter"), ...conditions] });
@@ -49,9 +59,13 @@ export function filters(params, ablations) {
   const statuses = [["", "any"], ...STATUSES.filter((each) => each !== "pending")];
   return h("div", { class: "bar controls" },
     select("status", statuses, params.get("status") ?? "", (status) => change({ status })),
-    select("ablation", [["", "any"], ...ablations], params.get("ablation") ?? "", (ablation) =>
-      change({ ablation, scale: null, set: [] }),
+    select("ablation", [["", "any"], ...ablations.map(({ name }) => name)], chosen?.name ?? "", (name) =>
+      chooseAblation(ablations.find((each) => each.name === name)),
     ),
+    hasScales &&
+      select("scale", scaleOptions(chosen.scales), scaleName(params.get("scale")), (scale) =>
+        change({ scale: scale === scaleName("") ? null : scale, set: [] }),
+      ),
     h("form", { class: "field wide", onsubmit: add },
       h("label", { for: "condition" }, "condition"),
       condition,
@@ -60,7 +74,7 @@ export function filters(params, ablations) {
         "A key of the configuration, a final metric or a fact; one of = != < <= > >=; a value.",
       ),
     ),
-    h("div", { class: "chips" }, chips(params).map(chip)),
+    h("div", { class: "chips" }, chips(params, hasScales).map(chip)),
   );
 }
 

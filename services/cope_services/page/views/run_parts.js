@@ -160,5 +160,6 @@ export async function comparison(run, other) {
   );
   const title = h("h2", { class: "hidden" }, "Difference");
   if (!other) return [title, form, empty("Choose another run to see what differs in configuration, facts and results.")];
-  return [title, form, difference(await get(at("diff", { left: run.run_id, right: other })))];
+  const found = await get(at("diff", { left: run.run_id, right: other })).then(difference, (error) => h("p", { class: "bad" }, error.message));
+  return [title, form, found];
 }

@@ -196,9 +196,9 @@ export function runs() {
     title: () => "Runs",
     close: () => comparison.close(),
     async refresh(params) {
-      const ablations = (await get(at("ablations"))).map((each) => each.name);
+      const ablations = await get(at("ablations"));
       if (document.activeElement !== search) search.value = params.get("search") ?? "";
-      part("filters", JSON.stringify([ablations, CONDITIONS.map((name) => params.getAll(name))]), () =>
+      part("filters", JSON.stringify([ablations.map(({ name, scales }) => [name, scales]), CONDITIONS.map((name) => params.getAll(name))]), () =>
         replace(top, filters(params, ablations)),
       );
       let found;
@@ -212,7 +212,7 @@ export function runs() {
       const known = await learnKeys(found.loaded);
       const name = params.get("ablation");
       // A scale may have another one.
-      const { primary } = ablations.includes(name) && !params.get("scale") ? await get(at(["ablations", name])) : {};
+      const { primary } = ablations.some((each) => each.name === name) && !params.get("scale") ? await get(at(["ablations", name])) : {};
       const columns = columnsOf(params, found.loaded, primary);
       part("columns", JSON.stringify([columns, metricsOf(found.loaded), known]), () => {
         const open = chooser.querySelector("details")?.open ?? false;

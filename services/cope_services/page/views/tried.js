@@ -22,6 +22,9 @@ export const askField = () =>
     h("button", { type: "submit" }, "What was tried?"),
   );
 
+/** The spaces before a key and an operator: values may have spaces, too, as in tags.row=CoPE + RoPE. */
+const BETWEEN = /\s+(?=[^\s=!<>]+\s*[=!<>])/;
+
 const short = (key) => key.split(".").at(-1);
 
 /** `37 runs`; `the first 20 of 37 runs` where the answer, and so the link, has no more. */
@@ -55,7 +58,7 @@ export function tried() {
     async refresh(params) {
       const q = params.get("q") ?? "";
       if (!field.contains(document.activeElement)) field.elements.q.value = q;
-      const [values, ...filter] = q.split(/\s+/).filter(Boolean);
+      const [values, ...filter] = q.split(BETWEEN).filter(Boolean);
       if (!values) {
         return part("found", "", () => {
           replace(controls);
