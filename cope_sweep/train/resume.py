@@ -5,7 +5,7 @@
     losses                                      losses that were not reported yet
 
 The metadata hold the step, the run id, notes of the caller (JSON), state values that are not tensors, and a CRC-32 of
-all that: a disk may return other bytes than were written.
+all that: a disk may return other bytes than were written. Older files have no checksum; they can be loaded.
 
 The checkpoint of a finished model is another file, see `cope_sweep.model.checkpoint`.
 """
@@ -108,7 +108,7 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         checksum = metadata.pop("crc32", None)
-        if checksum != _checksum(tensors, metadata):
+        if checksum not in (None, _checksum(tensors, metadata)):
             raise CheckpointError(
                 f"{path}: damaged: its content does not match its checksum {checksum}",
                 code="wrong_checksum",
@@ -126,7 +126,7 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]
         trainer.model.load_state_dict(model)
-        states = _optimizer_states(tensors | json.loads(metadata["optimizer_values"]))
+        states = _optimizer_states(tensors | json.loads(metadata.get("optimizer_values", "{}")))
         for number, optimizer in enumerate(trainer.optimizers):
             # Not `optimizer.state_dict()`: one whose state is divided among workers has to collect it first.
             groups = uncompiled.state_dict(optimizer)["param_groups"]
@@ -134,7 +134,7 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
             place_steps(optimizer)
         trainer.losses = list(tensors.get("losses", ()))
         trainer.step = int(metadata["step"])
-        notes: dict[str, Any] = json.loads(metadata["notes"])
+        notes: dict[str, Any] = json.loads(metadata.get("notes", "{}"))
     except (RuntimeError, KeyError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: does not fit run {trainer.spec.run_id} ({error})",
