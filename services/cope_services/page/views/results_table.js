@@ -44,6 +44,12 @@ function verdict(comparison) {
 const learned = (found) =>
   found.learned && found.learned.n > 1 && h("span", { title: "seeds that have learned the task" }, `${found.learned.k}/${found.learned.n} learned`);
 
+/** How many of the seeds are stuck, where it is not most of them. */
+function stuck({ values, n, mostly_stuck: isMarked }) {
+  const number = values.filter((each) => each.stuck).length;
+  return number > 0 && !isMarked && h("span", { title: STUCK_SEED }, `${number}/${n} stuck`);
+}
+
 /** The numbers of a comparison in a sentence. */
 function comparisonText({ texts, ci_low: low, p_adjusted: p, against }) {
   const numbers = [
@@ -60,8 +66,7 @@ function cell(row, metric, context) {
   const paper = found.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
-  const stuck = found.values.filter((each) => each.stuck).length;
-  const mark = stuck > 0 && h("sup", { class: "mark", title: STUCK }, found.mostly_stuck ? "†" : `${stuck}/${found.n}†`);
+  const mark = found.mostly_stuck && h("sup", { class: "mark", title: STUCK }, "†");
   const content = [
     withSpread(found.text, widths.get(metric.name)),
     mark,
@@ -88,6 +93,7 @@ function cell(row, metric, context) {
         withSpread(paper.text, 0),
       ),
     learned(found),
+    stuck(found),
     ...verdict(found.comparison),
   ];
   const shade = shades.get(metric.name)?.get(row.row) ?? "";
@@ -126,13 +132,12 @@ export function groupsOf({ rows, axes }, against) {
 }
 
 const STUCK_SEED = "A stuck seed makes at least 85 % of the errors of a simple rule that does not solve the task.";
-const STUCK = `†: most seeds are stuck; 2/14†: 2 of 14. ${STUCK_SEED}`;
+const STUCK = `†: most seeds are stuck. ${STUCK_SEED}`;
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
   const { values, comparison } = row.metrics[metric.name];
   const ids = values.map((each) => each.run_id);
-  const stuck = values.some((each) => each.stuck);
   return h("tr", { class: "detail" },
     h("td", { colspan: width },
       h("div", { class: "cellruns" },
@@ -147,7 +152,7 @@ function runsOfCell(row, metric, width) {
             ),
           ),
         ),
-        stuck && h("p", { class: "note" }, STUCK_SEED),
+        values.some((each) => each.stuck) && h("p", { class: "note" }, STUCK_SEED),
         comparison && h("p", {}, comparisonText(comparison)),
         h("p", {},
           h("a", { href: link(["runs"], { ids: shortIds(ids), sel: shortIds(ids) }) }, "Compare these runs"),
