@@ -57,8 +57,8 @@ METRICS: dict[str, Callable[[Sums], float]] = {
 }
 """The function of the sums that computes each metric. A task's partial errors have `100 * wrong / counted`.
 
-It raises ZeroDivisionError where nothing is counted, OverflowError where the value is too large for one that says
-whether training diverged; `perplexity`, which says it, is then infinite.
+It raises ZeroDivisionError where nothing is counted, and OverflowError where the value is too large. `perplexity` is
+infinite instead, which fails the run: training has diverged.
 """
 
 
