@@ -188,7 +188,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     pick(state.query);
   }
 
-  /** Ask with these changes, and draw the answer; that of an older choice is dropped. */
+  /** Probe the changed choice and draw the answer, unless another choice has been made by then. */
   async function load(changes) {
     Object.assign(state, changes);
     const mine = (newest += 1);
